@@ -1,0 +1,66 @@
+# eagle3lab. `make help` lists what there is; every target makes the environment first where it needs one.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHONS := python3.11 python3.12 python3.13 python3
+PYTHON :=# a Python to make .venv with, found by itself when empty
+# The stamps carry the checksum of the file they stand for: a new content makes them anew, a new date does not.
+VENV_STAMP := $(VENV)/installed-$(firstword $(shell cksum < requirements.lock))
+LAB_STAMP := $(VENV)/eagle3lab-$(firstword $(shell cksum < pyproject.toml))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
+# Many small tensors on few cores: one thread is faster in tests. Everything else uses all cores.
+ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
+FAST := not notebooks and not sglang and not slow
+
+.PHONY: help env demo smoke lab test test-fast lint hooks clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(LAB_STAMP) ## the environment .venv from requirements.lock (made anew when the lock changes)
+
+demo: env ## the whole pipeline on a real model and real prompts, on this machine's CPU
+	$(BIN)/python -m eagle3lab run demo
+
+smoke: env ## the same nine notebooks on a tiny model, in minutes
+	$(BIN)/python -m eagle3lab run smoke
+
+lab: env ## the notebooks in JupyterLab, on this machine only
+	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=.
+
+test: env lint ## the linter and every test
+	$(ONE_THREAD) $(BIN)/python -m pytest
+
+test-fast: env ## the tests that need neither notebooks nor a server
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "$(FAST)"
+
+lint: env ## ruff over code, tests and notebooks
+	$(BIN)/ruff check .
+
+hooks: env ## ruff and notebook stripping before every commit
+	$(BIN)/pre-commit install
+
+clean: ## remove caches and build leftovers (.venv and runs/ stay)
+	rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -path './.venv*' -prune -o -path ./runs -prune -o \
+	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+
+$(VENV_STAMP):
+	@set -e; python="$(PYTHON)"; \
+	for candidate in $(PYTHONS); do \
+	  if [ -z "$$python" ] && "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	    2>/dev/null; then python="$$candidate"; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "No Python 3.11, 3.12 or 3.13 found. Install one, or name it: make env PYTHON=path/to/python" >&2; exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$python: a few minutes and a few GB, once."; \
+	"$$python" -m venv --clear $(VENV)
+	$(PIP) install -r requirements.lock
+	@touch $@
+
+$(LAB_STAMP): $(VENV_STAMP)
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/eagle3lab-*; touch $@

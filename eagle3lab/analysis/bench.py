@@ -1,0 +1,214 @@
+"""Speed of speculation against plain decoding, from one interleaved run.
+
+Every prompt is decoded by every setting before the next prompt begins, in a rotating order, so that a machine
+that warms up, throttles or is shared slows all settings alike. Speeds are end to end (prefill included), one
+stream.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from eagle3lab.analysis.accept import PromptCycles, accept_length, first_difference
+from eagle3lab.analysis.chain import chain_draft_tokens
+
+BASELINE = 0  # num_steps of plain decoding
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One prompt decoded once. `num_steps` 0 = plain decoding, which has no cycles."""
+
+    num_steps: int
+    round: int
+    id: str
+    tokens: int
+    seconds: float
+    cycles: PromptCycles | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An answer that is not the baseline's: first differing output token (0-based)."""
+
+    num_steps: int
+    round: int
+    id: str
+    token: int
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One setting over all prompts.
+
+    tok_s         median over the rounds of (tokens of all prompts / seconds of all prompts); low, high:
+                  slowest and fastest round.
+    accept_length tokens per verification over all rounds (None for the baseline).
+    cycle_ms      milliseconds of one verification cycle = accept_length / tok_s; for the baseline of one
+                  plain step.
+    break_even    accept length above which this setting is faster than the baseline of the same run.
+    speedup       tok_s / the baseline's; low, high: lowest and highest of the rounds' own ratios.
+    differing     answers that are not the baseline's, over all rounds (0 = lossless).
+    """
+
+    setting: str
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    concurrency: int
+    tok_s: float
+    tok_s_low: float
+    tok_s_high: float
+    accept_length: float | None
+    cycle_ms: float
+    break_even: float | None
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    prompts: int
+    rounds: int
+    tokens: int
+    differing: int
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Rows (baseline first), the single runs they come from, and every answer that is not the baseline's."""
+
+    rows: list[BenchRow]
+    runs: list[BenchRun]
+    differences: list[Difference]
+
+    def cycles(self, num_steps: int) -> list[PromptCycles]:
+        """The first round's verifications of a setting, one entry per prompt."""
+        return [run.cycles for run in self.runs if run.num_steps == num_steps and run.round == 0]
+
+
+def break_even(accept_length: float, spec_tok_s: float, base_tok_s: float) -> float:
+    """Accept length at which speculation is as fast as plain decoding: cost of a cycle / cost of a plain
+    step.
+
+    A cycle takes accept_length / spec_tok_s seconds and a plain step 1 / base_tok_s.
+    """
+    if min(accept_length, spec_tok_s, base_tok_s) <= 0:
+        raise ValueError(f"not positive: {accept_length=}, {spec_tok_s=} or {base_tok_s=}")
+    return accept_length * base_tok_s / spec_tok_s
+
+
+def cycle_ms(accept_length: float, tok_s: float) -> float:
+    """Milliseconds of one verification cycle (accept_length 1: of one plain decoding step)."""
+    return 1000.0 * accept_length / tok_s
+
+
+def run_bench(
+    engine,
+    draft,
+    requests: Sequence,
+    num_steps: Sequence[int],
+    rounds: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BenchResult:
+    """Decode every request plainly and with every chain length, `rounds` times, interleaved.
+
+    engine    `generate(requests, batch_size)` and `speculate(draft, requests, num_steps)`, both yielding
+              completions.
+    requests  at least one; temperature 0, so that every answer can be compared with the baseline's.
+    num_steps chain lengths, each at least 1. One untimed request per setting warms up first.
+    clock     seconds. on_progress(done, total) is called after every decoded request.
+    """
+    if not requests:
+        raise ValueError("a benchmark needs at least one request")
+    sampled = [r.id for r in requests if r.temperature != 0]
+    if sampled:
+        raise ValueError(f"request {sampled[0]} is sampled; comparing with the baseline needs temperature 0")
+    if len(set(num_steps)) != len(num_steps) or min(num_steps, default=0) < 1 or rounds < 1:
+        raise ValueError(f"num_steps={list(num_steps)} must be distinct and >= 1, rounds={rounds} >= 1")
+    settings = [BASELINE, *num_steps]
+    for setting in settings:
+        _decode(engine, draft, requests[0], setting)
+    runs, outputs = [], {}
+    total = rounds * len(requests) * len(settings)
+    for round in range(rounds):
+        for position, request in enumerate(requests):
+            for setting in _rotated(settings, round + position):
+                start = clock()
+                completion = _decode(engine, draft, request, setting)
+                seconds = clock() - start
+                outputs[setting, round, request.id] = list(completion.output_ids)
+                runs.append(_run(setting, round, completion, seconds))
+                on_progress(len(runs), total)
+    differences = _differences(outputs)
+    return BenchResult([_row(setting, runs, differences) for setting in settings], runs, differences)
+
+
+def _rotated(settings, by):
+    by %= len(settings)
+    return settings[by:] + settings[:by]
+
+
+def _decode(engine, draft, request, setting):
+    if setting == BASELINE:
+        completions = list(engine.generate([request], batch_size=1))
+    else:
+        completions = list(engine.speculate(draft, [request], num_steps=setting))
+    if len(completions) != 1:
+        raise ValueError(f"the engine gave {len(completions)} completions for request {request.id}")
+    return completions[0]
+
+
+def _run(setting, round, completion, seconds) -> BenchRun:
+    tokens = len(completion.output_ids)
+    cycles = None if setting == BASELINE else PromptCycles.served(completion.id, tokens, completion.accepted)
+    return BenchRun(setting, round, completion.id, tokens, seconds, cycles)
+
+
+def _differences(outputs) -> list[Difference]:
+    """Answers that are not the first round's plain answer (later plain answers included: the control)."""
+    found = []
+    for (setting, round, id), ids in outputs.items():
+        token = first_difference(ids, outputs[BASELINE, 0, id])
+        if token is not None:
+            found.append(Difference(setting, round, id, token))
+    return found
+
+
+def _row(setting, runs, differences) -> BenchRow:
+    speeds, base_speeds = _round_speeds(runs, setting), _round_speeds(runs, BASELINE)
+    tok_s, base_tok_s = median(speeds), median(base_speeds)
+    ratios = [s / b for s, b in zip(speeds, base_speeds, strict=True)]
+    mine = [run for run in runs if run.num_steps == setting]
+    tau = None
+    if setting != BASELINE:
+        tau = accept_length(sum(r.cycles.committed for r in mine), sum(len(r.cycles.accepted) for r in mine))
+    return BenchRow(
+        setting="baseline" if setting == BASELINE else f"chain {setting}",
+        num_steps=setting,
+        topk=0 if setting == BASELINE else 1,
+        num_draft_tokens=0 if setting == BASELINE else chain_draft_tokens(setting),
+        concurrency=1,
+        tok_s=tok_s,
+        tok_s_low=min(speeds),
+        tok_s_high=max(speeds),
+        accept_length=tau,
+        cycle_ms=cycle_ms(tau or 1.0, tok_s),
+        break_even=None if tau is None else break_even(tau, tok_s, base_tok_s),
+        speedup=tok_s / base_tok_s,
+        speedup_low=min(ratios),
+        speedup_high=max(ratios),
+        prompts=len({run.id for run in mine}),
+        rounds=len(speeds),
+        tokens=sum(run.tokens for run in mine),
+        differing=sum(d.num_steps == setting for d in differences),
+    )
+
+
+def _round_speeds(runs, setting) -> list[float]:
+    """Tokens per second of each round, all prompts together."""
+    totals = {}
+    for run in runs:
+        if run.num_steps == setting:
+            tokens, seconds = totals.get(run.round, (0, 0.0))
+            totals[run.round] = (tokens + run.tokens, seconds + run.seconds)
+    return [tokens / seconds for tokens, seconds in totals.values()]

@@ -1,0 +1,56 @@
+"""The doctor: named checks, each a row with what was found, what was expected, a verdict and the way to mend
+it.
+
+A check takes plain values, paths or parsed records and never raises for a bad artefact: the fault is its row.
+"""
+
+from eagle3lab.analysis.doctor.draft import check_contexts, check_draft_vocabulary
+from eagle3lab.analysis.doctor.machine import (
+    available_memory,
+    check_cores,
+    check_disk,
+    check_hours,
+    check_kernelspec,
+    check_leftovers,
+    check_memory,
+    check_python,
+    check_versions,
+    free_disk,
+    processes,
+    usable_cores,
+)
+from eagle3lab.analysis.doctor.report import Check, faults, verdict_counts
+from eagle3lab.analysis.doctor.target import (
+    check_aux_layers,
+    check_chat_template,
+    check_end_token,
+    check_files,
+    check_finite,
+    check_target,
+)
+
+__all__ = [
+    "Check",
+    "available_memory",
+    "check_aux_layers",
+    "check_chat_template",
+    "check_contexts",
+    "check_cores",
+    "check_disk",
+    "check_draft_vocabulary",
+    "check_end_token",
+    "check_files",
+    "check_finite",
+    "check_hours",
+    "check_kernelspec",
+    "check_leftovers",
+    "check_memory",
+    "check_python",
+    "check_target",
+    "check_versions",
+    "faults",
+    "free_disk",
+    "processes",
+    "usable_cores",
+    "verdict_counts",
+]

@@ -1,0 +1,90 @@
+"""Checks of the drafter's sizes against the data and the target: draft vocabulary and contexts.
+
+Shapes: V target vocabulary.
+"""
+
+import numpy as np
+
+from eagle3lab.analysis.doctor.report import Check, judged
+
+GOOD_COVERAGE = 0.95  # below this the missing tokens alone end a noticeable share of the chains
+
+
+def check_draft_vocabulary(draft_vocab_size: int, counts_V) -> Check:
+    """Draft vocabulary against how often each target id occurs in the answers to train on (counts_V, int
+    [V]).
+
+    More draft ids than distinct ids seen means rows that are never trained. Coverage is the share of the
+    answers'
+    tokens that the `draft_vocab_size` most frequent ids make up; every other token ends a chain.
+    """
+    counts_V = np.asarray(counts_V)
+    name, total, distinct = "draft vocabulary", int(counts_V.sum()), int((counts_V > 0).sum())
+    if total == 0:
+        return Check(
+            name, "no answer tokens counted", "ids seen", "not checked", "run the stages before it first"
+        )
+    coverage = float(np.sort(counts_V)[::-1][:draft_vocab_size].sum()) / total
+    found = f"{draft_vocab_size:,} ids, coverage {coverage:.1%}"
+    if draft_vocab_size > distinct:
+        return Check(
+            name,
+            f"{draft_vocab_size:,} ids",
+            f"at most the {distinct:,} distinct ids seen",
+            "fault",
+            f"set draft_vocab_size to {distinct} or less, or use more data",
+        )
+    return judged(
+        name,
+        found,
+        f"coverage at least {GOOD_COVERAGE:.0%}",
+        "ok" if coverage >= GOOD_COVERAGE else "warning",
+        "raise draft_vocab_size: every token outside it ends a chain",
+    )
+
+
+def check_contexts(
+    target_context: int,
+    longest_prompt: int,
+    max_tokens: int,
+    trained_tokens: int | None = None,
+    draft_context: int | None = None,
+) -> list[Check]:
+    """Token counts that must fit into each other, one row a pair.
+
+    longest_prompt + max_tokens must fit the target. The drafter should have been trained on rows as long as
+    those it
+    serves (trained_tokens: longest training row), and its max_position_embeddings should reach the target's
+    context.
+    """
+    served = longest_prompt + max_tokens
+    rows = [
+        judged(
+            "context of the target",
+            f"prompt {longest_prompt:,} + max_tokens {max_tokens:,} = {served:,}",
+            f"at most {target_context:,}",
+            "ok" if served <= target_context else "fault",
+            "lower max_prompt_tokens or max_tokens",
+        )
+    ]
+    if trained_tokens is not None:
+        rows.append(
+            judged(
+                "context trained",
+                f"{trained_tokens:,} tokens",
+                f"{served:,}, as served",
+                "ok" if trained_tokens >= served else "warning",
+                "train on longer rows: accept length falls beyond the trained length",
+            )
+        )
+    if draft_context is not None:
+        rows.append(
+            judged(
+                "context of the draft",
+                f"{draft_context:,}",
+                f"at least {target_context:,}",
+                "ok" if draft_context >= target_context else "warning",
+                "set the draft's max_position_embeddings to the target's: vLLM clamps positions to it",
+            )
+        )
+    return rows

@@ -1,0 +1,199 @@
+"""Figures of the benchmark and the scaling curve. As in `plots.py`, `data` says what was measured on what."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from eagle3lab.analysis import style
+from eagle3lab.analysis.accept import bootstrap_interval
+from eagle3lab.analysis.bench import BenchRow
+from eagle3lab.analysis.scaling import FAR, ScalingFit, ScalingPoint
+from eagle3lab.analysis.tables import human_count
+
+
+def serving_bars(rows: Sequence[BenchRow], data: str) -> Figure:
+    """Speed of every setting, with the baseline of the same run as a line."""
+    baseline, settings = _split(rows)
+    note = (
+        f"Bars: median of {baseline.rounds} rounds over {baseline.prompts} prompts; whiskers: slowest and "
+        "fastest round. In the bars: speed-up and accept length (bonus token included)."
+    )
+    figure, axis = style.new_figure("Decoding speed with and without speculation", data, note=note)
+    speeds = np.array([row.tok_s for row in settings])
+    spread = np.array(
+        [[row.tok_s - row.tok_s_low for row in settings], [row.tok_s_high - row.tok_s for row in settings]]
+    )
+    colours = [style.BLUE if row.speedup > 1 else style.VERMILLION for row in settings]
+    axis.bar(
+        range(len(settings)),
+        speeds,
+        0.62,
+        color=colours,
+        yerr=spread,
+        error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+    )
+    top = 1.12 * max(row.tok_s_high for row in rows)
+    for place, row in enumerate(settings):
+        inside = row.tok_s > 0.25 * top  # else the words would leave the bar
+        axis.annotate(
+            f"{row.speedup:.2f}x\n{row.accept_length:.2f}",
+            (place, 0 if inside else row.tok_s_high),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            weight="bold",
+            color="white" if inside else style.INK,
+        )
+    axis.axhspan(baseline.tok_s_low, baseline.tok_s_high, color=style.INK, alpha=0.12, linewidth=0)
+    axis.axhline(baseline.tok_s, color=style.INK, linestyle="--", linewidth=1.4)
+    handles = [
+        Patch(color=style.BLUE, label="faster than the baseline"),
+        Patch(color=style.VERMILLION, label="slower"),
+        axis.plot(
+            [], [], "--", color=style.INK, linewidth=1.4, label=f"no speculation, {baseline.tok_s:.1f} tok/s"
+        )[0],
+    ]
+    _setting_axis(axis, settings)
+    axis.set_ylabel("output tokens per second")
+    axis.set_ylim(0, top)
+    style.legend_above(axis, 3, handles=handles)
+    return figure
+
+
+def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
+    """Accept length of each setting against the one at which it would be as fast as the baseline."""
+    baseline, settings = _split(rows)
+    note = (
+        f"Break-even = cost of a cycle / cost of a plain step ({baseline.cycle_ms:.1f} ms), both from this "
+        "run. The number is the distance of the accept length from it."
+    )
+    figure, axis = style.new_figure("Accept length against break-even", data, note=note)
+    for place, row in enumerate(settings):
+        colour = style.BLUE if row.accept_length > row.break_even else style.VERMILLION
+        axis.plot(
+            [place, place],
+            [row.break_even, row.accept_length],
+            color=colour,
+            linewidth=5,
+            alpha=0.45,
+            solid_capstyle="butt",
+        )
+        axis.plot(place, row.accept_length, "o", color=colour, markersize=9)
+        axis.plot(place, row.break_even, "_", color=style.INK, markersize=26, markeredgewidth=2)
+        axis.annotate(
+            f"{row.accept_length - row.break_even:+.2f}",
+            (place, (row.accept_length + row.break_even) / 2),
+            (20, 0),
+            textcoords="offset points",
+            va="center",
+            color=style.INK,
+            fontsize=9,
+        )
+    handles = [
+        axis.plot([], [], "_", color=style.INK, markersize=16, markeredgewidth=2, label="break-even")[0],
+        axis.plot([], [], "o", color=style.BLUE, markersize=9, label="accept length, pays")[0],
+        axis.plot([], [], "o", color=style.VERMILLION, markersize=9, label="accept length, does not pay")[0],
+    ]
+    _setting_axis(axis, settings)
+    values = [value for row in settings for value in (row.accept_length, row.break_even)]
+    axis.set_ylim(min(0.9, min(values) - 0.1), max(values) + 0.12 * (max(values) - 0.9) + 0.1)
+    axis.set_ylabel("tokens per verification")
+    style.legend_above(axis, 3, handles=handles)
+    return figure
+
+
+def _split(rows):
+    baseline = [row for row in rows if row.accept_length is None]
+    settings = [row for row in rows if row.accept_length is not None]
+    if len(baseline) != 1 or not settings:
+        raise ValueError(
+            f"expected one baseline row and at least one setting, got {[row.setting for row in rows]}"
+        )
+    return baseline[0], settings
+
+
+def _setting_axis(axis, settings):
+    axis.set_xticks(range(len(settings)), [f"{row.num_steps}\n({row.num_draft_tokens})" for row in settings])
+    axis.set_xlim(-0.6, len(settings) - 0.4)
+    axis.set_xlabel("num_steps (num_draft_tokens)")
+    axis.grid(visible=False, axis="x")
+
+
+def scaling_curve(
+    points: Sequence[ScalingPoint],
+    fit: ScalingFit,
+    data: str,
+    unit: str = "training tokens",
+    target: float | None = None,
+    target_name: str = "break-even",
+) -> Figure:
+    """Accept length against the amount of data (log axis): points, fit, band, where `target` is reached."""
+    needed = None if target is None else fit.needed(target)
+    low, high = fit.slope_interval
+    note = f"Slope {fit.slope:+.2f} [{low:+.2f}, {high:+.2f}] per tenfold {unit}. "
+    note += f"No prediction: {fit.refused}." if fit.refused else f"Prediction: {needed}." if needed else ""
+    figure, axis = style.new_figure("Accept length against data", data, height=4.1, note=note)
+    least, most = min(fit.amounts), max(fit.amounts)
+    shown = _reach(needed, most)
+    inside, beyond = np.geomspace(least, most, 50), np.geomspace(most, shown, 50)
+    grid = np.geomspace(least, shown, 120)
+    axis.fill_between(
+        grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit"
+    )
+    axis.plot(inside, fit.predict(inside), color=style.BLUE, label="fit, linear in log(data)")
+    if shown > most:
+        axis.plot(beyond, fit.predict(beyond), "--", color=style.BLUE, label="extrapolated")
+    lengths = np.array([point.accept_length for point in points])
+    spans = np.array(
+        [bootstrap_interval(point.rows) or (y, y) for point, y in zip(points, lengths, strict=True)]
+    )
+    errors = np.abs(spans.T - lengths)
+    axis.errorbar(
+        [point.amount for point in points],
+        lengths,
+        errors,
+        fmt="o",
+        color=style.INK,
+        capsize=3,
+        linewidth=1.2,
+        label="trained drafters, 95 % over prompts",
+    )
+    if target is not None:
+        axis.axhline(target, color=style.VERMILLION, linestyle=":", label=f"{target_name}, {target:.2f}")
+        _mark_needed(axis, needed, shown)
+    axis.set_xscale("log")
+    style.log_count_axis(axis.xaxis, least, shown)
+    axis.set_xlim(least / 1.4, shown * 1.4)
+    axis.set_xlabel(unit)
+    axis.set_ylabel("accept length (tokens per verification)")
+    style.legend_above(axis, 3)
+    return figure
+
+
+def _reach(needed, most):
+    """How far right the curve is drawn: past the claim, but never beyond 100 times the data."""
+    if needed is None or needed.amount is None:
+        return most
+    return float(np.clip(1.6 * needed.amount, most, FAR * most))
+
+
+def _mark_needed(axis, needed, shown):
+    if needed.amount is None or needed.amount > shown:
+        return
+    high = shown if needed.high is None else min(needed.high, shown)
+    axis.plot([needed.low, high], [needed.target] * 2, color=style.VERMILLION, linewidth=4, alpha=0.5)
+    axis.plot(needed.amount, needed.target, "D", color=style.VERMILLION, markersize=8)
+    axis.annotate(
+        human_count(needed.amount),
+        (needed.amount, needed.target),
+        (8, -7),
+        textcoords="offset points",
+        ha="left",
+        va="top",
+        color=style.INK,
+        fontsize=9,
+    )

@@ -1,0 +1,1 @@
+"""The data room: targets, prompts and conversations, chat rendering with loss spans, the corpus."""

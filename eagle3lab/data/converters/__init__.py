@@ -1,0 +1,1 @@
+"""Registry packages that carry a model -> Hugging Face folders."""

@@ -1,0 +1,180 @@
+"""Tolerant streaming readers of JSON arrays and JSON lines.
+
+Memory is bounded by the largest record, not by the file. What is whole is yielded; what is not is told in
+`.lost`: a file cut off in the middle of a record costs that record, not the rest.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_CHUNK_BYTES = 1 << 20
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
+# A decoding error this near the end of what is read so far may come from the cut, e.g. inside `\\u12` or
+# `fals`.
+_CUT_MARGIN = 16
+
+
+class RecordsError(ValueError):
+    """The file is not what it claims to be: not an array, not UTF-8, or malformed before its end."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """One record that could not be read. `record` counts from 0, `byte` is where it starts in the file."""
+
+    record: int
+    byte: int
+    dropped_bytes: int
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class JsonArray:
+    """Iterator over the elements of a top-level JSON array in a binary stream, one record in memory at a
+    time.
+
+    A file that ends inside a record loses that record: `.lost` then has one entry. A record that is malformed
+    before the end of the file raises RecordsError, because nothing after it could be trusted.
+    """
+
+    stream: BinaryIO
+    name: str = "stream"
+    max_record_bytes: int = 1 << 28
+    lost: list[Lost] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._buffer, self._at, self._byte, self._ended = "", 0, 0, False
+        decoder = json.JSONDecoder(strict=False)
+        number = 0
+        if self._next_char() != "[":
+            raise RecordsError(f"{self.name} is not a JSON array (it starts with {self._buffer[:20]!r})")
+        self._take(self._at + 1)
+        while True:
+            char = self._next_char()
+            if char == ",":
+                self._take(self._at + 1)
+                char = self._next_char()
+            if char == "]":
+                return
+            if not char:
+                self._lose(number, "the file ends before the closing bracket")
+                return
+            end = None
+            while end is None:
+                ended = self._ended
+                try:
+                    row, end = self._whole_value(decoder)
+                except json.JSONDecodeError as error:
+                    cut = error.msg.startswith("Unterminated") or error.pos >= len(self._buffer) - _CUT_MARGIN
+                    if not cut:
+                        raise RecordsError(
+                            f"{self.name}: record {number} (byte {self._byte}) is malformed: {error.msg} at "
+                            f"character {error.pos - self._at} of the record; mend or remove that record"
+                        ) from error
+                    if ended:
+                        self._lose(number, f"the file ends inside the record ({error.msg})")
+                        return
+                    self._more()
+            yield row
+            self._take(end)
+            number += 1
+
+    def _whole_value(self, decoder: json.JSONDecoder) -> tuple[Any, int]:
+        """The value at the cursor and its end; JSONDecodeError unless it is whole and a delimiter follows."""
+        row, end = decoder.raw_decode(self._buffer, self._at)
+        following = _NOT_SPACE.search(self._buffer, end)
+        if following and following.group() in ",]":
+            return row, end
+        # At the end of the file only a number (`12` of `123`) cannot show that it is whole.
+        if not following and self._ended and self._buffer[self._at] not in "-0123456789":
+            return row, end
+        raise json.JSONDecodeError(
+            "Expecting ',' delimiter", self._buffer, following.start() if following else len(self._buffer)
+        )
+
+    def _more(self) -> bool:
+        """Read on: at least a chunk, and as much as is pending, so that a large record is decoded few
+        times."""
+        pending = len(self._buffer) - self._at
+        if pending > self.max_record_bytes:
+            raise RecordsError(
+                f"{self.name}: the record at byte {self._byte} is larger than max_record_bytes"
+            )
+        data = b"" if self._ended else self.stream.read(max(_CHUNK_BYTES, pending))
+        self._ended = not data
+        try:
+            # No final=True: a multi-byte character cut by the end of the file is part of the lost record.
+            self._buffer, self._at = self._buffer[self._at :] + self._decode(data), 0
+        except UnicodeDecodeError as error:
+            raise RecordsError(f"{self.name} is not UTF-8 near byte {self._byte}: {error.reason}") from error
+        return bool(data)
+
+    def _next_char(self) -> str:
+        """The next character that is no space, with the cursor on it; empty at the end of the file."""
+        while not (found := _NOT_SPACE.search(self._buffer, self._at)):
+            self._take(len(self._buffer))
+            if not self._more():
+                return ""
+        self._take(found.start())
+        return found.group()
+
+    def _take(self, end: int) -> None:
+        self._byte += len(self._buffer[self._at : end].encode("utf-8"))
+        self._at = end
+
+    def _lose(self, number: int, reason: str) -> None:
+        dropped = len(self._buffer[self._at :].encode("utf-8"))
+        self.lost.append(Lost(number, self._byte, dropped, reason))
+
+
+@dataclass
+class JsonLines:
+    """Iterator over the rows of a JSON-lines binary stream; a broken line goes to `.lost` and reading goes
+    on."""
+
+    stream: BinaryIO
+    name: str = "stream"
+    lost: list[Lost] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        byte = number = 0
+        for line in self.stream:
+            if line.strip():
+                try:
+                    row = json.loads(line, strict=False)
+                except ValueError as error:
+                    self.lost.append(Lost(number, byte, len(line), f"not JSON: {error}"))
+                else:
+                    yield row
+                number += 1
+            byte += len(line)
+
+
+@contextmanager
+def open_records(path: str | Path) -> Iterator[JsonArray | JsonLines]:
+    """Records of a local .json (array) or .jsonl file, either one gzipped (.gz); told apart by the first
+    byte."""
+    path = Path(path)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as stream:
+        yield records_of(stream, path.name)
+
+
+def records_of(stream: BinaryIO, name: str) -> JsonArray | JsonLines:
+    """The right reader for a seekable binary stream: `[` opens an array, anything else is JSON lines."""
+    first = stream.read(64).lstrip(b"\xef\xbb\xbf").lstrip()[:1]
+    stream.seek(0)
+    return JsonArray(stream, name) if first == b"[" else JsonLines(stream, name)

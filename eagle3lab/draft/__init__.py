@@ -1,0 +1,1 @@
+"""The drafter: its network, its training, its checkpoint and its reference decoding."""

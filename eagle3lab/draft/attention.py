@@ -1,0 +1,129 @@
+"""Attention of the training-time test: causal over step-0 keys, plus one key per later step at the slot itself.
+
+Shapes: N anchors, S slots, B rows, T longest row, Q query heads, G key/value heads, D head size, J steps after step 0.
+
+Two implementations of one function: `dense_attention` (plain torch, any device, the reference) and
+`flash_attention` (CPU): torch's flash kernel over step-0 keys, then the later steps' keys are merged through the
+log-sum-exp. Its backward hands the merged output and log-sum-exp to the flash backward kernel, which then yields the
+exact gradient of the joint softmax, as ring attention does (arXiv 2310.01889).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where slots and anchors lie in a padded [B, T] grid (`*_cell` = row * T + position)."""
+
+    rows: int
+    longest: int
+    slot_cell_S: torch.Tensor
+    anchor_cell_N: torch.Tensor
+
+    @classmethod
+    def of(cls, batch) -> "Layout":
+        cell_S = batch.row_S * batch.longest + batch.position_S
+        return cls(batch.rows, batch.longest, cell_S, cell_S[batch.anchor_N])
+
+    def grid(self, x_NHD, cell_N, heads=None):
+        """Scatters [N, h, D] into a zero grid [B, h, T, D]; `heads` repeats key/value heads up to the query heads."""
+        h, D = x_NHD.shape[1:]
+        grid = x_NHD.new_zeros(self.rows * self.longest, h, D).index_copy_(0, cell_N, x_NHD)
+        grid = grid.view(self.rows, self.longest, h, D).transpose(1, 2)
+        return grid if heads is None or heads == h else grid.repeat_interleave(heads // h, dim=1)
+
+    def flat(self, grid_BHTD, cell_N):
+        """The inverse of `grid` at the given cells: [N, h, D] (or [N, h] from [B, h, T])."""
+        return grid_BHTD.transpose(1, 2).flatten(0, 1)[cell_N]
+
+
+def joint_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
+    """Attention output [N, Q, D] of one TTT step; `k_JNGD`, `v_JNGD` are lists of the later steps' keys, values."""
+    if q_NQD.device.type == "cpu" and q_NQD.dtype in (torch.bfloat16, torch.float32):
+        return _FlashJoint.apply(q_NQD, k0_SGD, v0_SGD, layout, len(k_JNGD), *k_JNGD, *v_JNGD)
+    return dense_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout)
+
+
+def dense_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
+    """The same with explicit scores [N, Q, T]: memory N x T, any dtype and device."""
+    Q, D = q_NQD.shape[1:]
+    groups = Q // k0_SGD.shape[1]
+    row_N, position_N = layout.anchor_cell_N // layout.longest, layout.anchor_cell_N % layout.longest
+    k_NQTD = layout.grid(k0_SGD, layout.slot_cell_S, Q)[row_N]
+    v_NQTD = layout.grid(v0_SGD, layout.slot_cell_S, Q)[row_N]
+    score_NQT = torch.einsum("nqd,nqtd->nqt", q_NQD, k_NQTD) * D**-0.5
+    ahead_NT = torch.arange(layout.longest, device=q_NQD.device)[None] > position_N[:, None]
+    scores = [score_NQT.masked_fill(ahead_NT[:, None], float("-inf"))]
+    for k_NGD in k_JNGD:
+        scores.append((q_NQD * k_NGD.repeat_interleave(groups, 1)).sum(-1, keepdim=True) * D**-0.5)
+    p_NQC = torch.cat(scores, dim=-1).softmax(-1)
+    out_NQD = torch.einsum("nqt,nqtd->nqd", p_NQC[..., : layout.longest], v_NQTD)
+    for j, v_NGD in enumerate(v_JNGD):
+        out_NQD = out_NQD + p_NQC[..., layout.longest + j, None] * v_NGD.repeat_interleave(groups, 1)
+    return out_NQD
+
+
+class _FlashJoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_NQD, k0_SGD, v0_SGD, layout, J, *kv):
+        N, Q, D = q_NQD.shape
+        G, scale = k0_SGD.shape[1], D**-0.5
+        q_grid = layout.grid(q_NQD, layout.anchor_cell_N)
+        k_grid = layout.grid(k0_SGD, layout.slot_cell_S, Q)
+        v_grid = layout.grid(v0_SGD, layout.slot_cell_S, Q)
+        out_grid, lse_grid = aten._scaled_dot_product_flash_attention_for_cpu(
+            q_grid, k_grid, v_grid, 0.0, True, scale=scale
+        )
+        out_NQD = layout.flat(out_grid, layout.anchor_cell_N)
+        lse_NQ = layout.flat(lse_grid, layout.anchor_cell_N)
+        if J:
+            k_JNGD, v_JNGD = torch.stack(kv[:J]), torch.stack(kv[J:])
+            q_NGRD = q_NQD.view(N, G, Q // G, D)
+            score_JNQ = torch.einsum("ngrd,jngd->jngr", q_NGRD, k_JNGD).float().mul_(scale).flatten(2)
+            joint_NQ = torch.logsumexp(torch.cat([lse_NQ[None], score_JNQ]), dim=0)
+            p_JNQ = (score_JNQ - joint_NQ).exp_().to(q_NQD.dtype)
+            extra = torch.einsum("jngr,jngd->ngrd", p_JNQ.unflatten(2, (G, Q // G)), v_JNGD).reshape(N, Q, D)
+            out_NQD = out_NQD * (lse_NQ - joint_NQ).exp_().to(q_NQD.dtype)[..., None] + extra
+            lse_NQ = joint_NQ
+        ctx.save_for_backward(q_NQD, k0_SGD, v0_SGD, out_NQD, lse_NQ, lse_grid, *kv)
+        ctx.layout, ctx.J = layout, J
+        return out_NQD
+
+    @staticmethod
+    def backward(ctx, grad_NQD):
+        q_NQD, k0_SGD, v0_SGD, out_NQD, lse_NQ, lse_grid, *kv = ctx.saved_tensors
+        layout, J = ctx.layout, ctx.J
+        N, Q, D = q_NQD.shape
+        G, scale = k0_SGD.shape[1], D**-0.5
+        grad_NQD = grad_NQD.contiguous()
+        # Cells without an anchor have a zero gradient, so their log-sum-exp only has to be finite.
+        lse_cells = lse_grid.transpose(1, 2).flatten(0, 1).index_copy(0, layout.anchor_cell_N, lse_NQ)
+        joint_grid = lse_cells.view(layout.rows, layout.longest, Q).transpose(1, 2)
+        dq_grid, dk_grid, dv_grid = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            layout.grid(grad_NQD, layout.anchor_cell_N),
+            layout.grid(q_NQD, layout.anchor_cell_N),
+            layout.grid(k0_SGD, layout.slot_cell_S, Q),
+            layout.grid(v0_SGD, layout.slot_cell_S, Q),
+            layout.grid(out_NQD, layout.anchor_cell_N),
+            joint_grid, 0.0, True, scale=scale,
+        )
+        dq_NQD = layout.flat(dq_grid, layout.anchor_cell_N)
+        dk0 = layout.flat(dk_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2)
+        dv0 = layout.flat(dv_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2)
+        if not J:
+            return dq_NQD, dk0, dv0, None, None
+        k_JNGD, v_JNGD = torch.stack(kv[:J]), torch.stack(kv[J:])
+        q_NGRD, grad_NGRD = q_NQD.view(N, G, Q // G, D), grad_NQD.view(N, G, Q // G, D)
+        score_JNGR = torch.einsum("ngrd,jngd->jngr", q_NGRD, k_JNGD).float().mul_(scale)
+        p_JNGR = (score_JNGR - lse_NQ.view(N, G, Q // G)).exp_()
+        dp_JNGR = torch.einsum("ngrd,jngd->jngr", grad_NGRD, v_JNGD).float()
+        delta_NGR = (grad_NQD.float() * out_NQD.float()).sum(-1).view(N, G, Q // G)
+        ds_JNGR = (p_JNGR * (dp_JNGR - delta_NGR)).mul_(scale).to(q_NQD.dtype)
+        dq_NQD = dq_NQD + torch.einsum("jngr,jngd->ngrd", ds_JNGR, k_JNGD).reshape(N, Q, D)
+        dk_JNGD = torch.einsum("jngr,ngrd->jngd", ds_JNGR, q_NGRD)
+        dv_JNGD = torch.einsum("jngr,ngrd->jngd", p_JNGR.to(q_NQD.dtype), grad_NGRD)
+        return dq_NQD, dk0, dv0, None, None, *dk_JNGD.unbind(0), *dv_JNGD.unbind(0)

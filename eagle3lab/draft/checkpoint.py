@@ -1,0 +1,160 @@
+"""The drafter's folder: written in the form SGLang and vLLM load, proven by reading it back.
+
+Format (eagle_config etc.): EAGLE-3 as SGLang 0.5 and vLLM 0.3x read it. Engines ignore missing or unknown tensors
+silently, so both directions here are strict: exact keys, shapes, dtypes, a consistent vocabulary map.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft.vocab import VocabError, VocabMap
+from eagle3lab.workbench.files import atomic_folder, write_json_atomic
+
+WEIGHTS, CONFIG, TRAINING = "model.safetensors", "config.json", "training.json"
+
+
+class CheckpointError(ValueError):
+    """A drafter folder that is not what it says."""
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers every engine takes when the config names none, as hs indices."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def engine_config(c: DraftConfig) -> dict:
+    """config.json of the drafter. Aux layer ids are left out when they are the engines' own default."""
+    eagle = {"use_aux_hidden_state": True}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "max_position_embeddings": c.max_position_embeddings,
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": c.target_hidden_size,
+        "tie_word_embeddings": False,
+        "eagle_config": eagle,
+    }
+    if c.aux_layers != default_aux_layers(c.target_num_layers):
+        # SGLang reads explicit ids as "after layer k", which is hs[k+1]; vLLM prefers the top-level hs indices.
+        eagle["eagle_aux_hidden_state_layer_ids"] = [k - 1 for k in c.aux_layers]
+        config["eagle_aux_hidden_state_layer_ids"] = list(c.aux_layers)
+    return config
+
+
+def export_draft(draft: Eagle3Draft, folder: str | Path, training: dict, dtype=torch.bfloat16) -> Path:
+    """Writes the folder (config.json, model.safetensors, training.json) whole or not at all, and proves it.
+
+    `training` is free JSON for the record (data, recipe, numbers). Raises CheckpointError when the written folder
+    does not give back the same tensors and the same logits.
+    """
+    folder = Path(folder)
+    vocab = VocabMap(draft.target_ids_W.cpu(), draft.config.vocab_size)
+    tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.state_dict().items()}
+    tensors |= {"d2t": vocab.d2t(), "t2d": vocab.t2d()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} holds NaN or Inf: the training diverged; nothing was exported")
+    config = engine_config(draft.config) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    with atomic_folder(folder) as part:
+        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
+        write_json_atomic(part / CONFIG, config)
+        write_json_atomic(part / TRAINING, {"draft_config": draft.config.to_dict(), **training})
+        _prove(draft, part, dtype)
+    return folder
+
+
+def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) -> Eagle3Draft:
+    """Reads a drafter folder of this project strictly. CheckpointError names what is wrong.
+
+    `embed_VH` is the target's embedding, which drafters do not carry.
+    """
+    folder = Path(folder)
+    config = read_draft_config(folder)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error})") from error
+    try:
+        vocab = VocabMap.from_tensors(tensors.pop("d2t"), tensors.pop("t2d"))
+    except KeyError as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: no tensor {error}: engines would draft wrong tokens silently") from None
+    except VocabError as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: {error}") from None
+    if vocab.vocab_size != config.vocab_size or vocab.size != config.draft_vocab_size:
+        raise CheckpointError(
+            f"{folder}: d2t/t2d are for {vocab.size} of {vocab.vocab_size} ids, "
+            f"config.json says {config.draft_vocab_size} of {config.vocab_size}"
+        )
+    draft = Eagle3Draft(config, embed_VH.to(dtype), vocab.target_ids_W).to(dtype)
+    expected = {name: tuple(p.shape) for name, p in draft.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    if expected != found:
+        wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: missing {sorted(expected.keys() - found.keys())}, "
+            f"unknown {sorted(found.keys() - expected.keys())}, wrong shape {wrong}"
+        )
+    if bad := [name for name, t in tensors.items() if not bool(torch.isfinite(t).all())]:
+        raise CheckpointError(f"{folder / WEIGHTS}: NaN or Inf in {bad}")
+    draft.load_state_dict(tensors)
+    return draft.eval()
+
+
+def read_training(folder: str | Path) -> dict:
+    """training.json of a drafter folder: recipe, data and run. CheckpointError when there is none."""
+    path = Path(folder) / TRAINING
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); the folder is no drafter of this project") from error
+
+
+def read_draft_config(folder: str | Path) -> DraftConfig:
+    """The drafter's sizes; aux layers from training.json (hs indices). CheckpointError when files disagree."""
+    folder = Path(folder)
+    training = read_training(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        draft_config = DraftConfig(**training["draft_config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}: not a drafter folder of this project ({error})") from error
+    expected = engine_config(draft_config)
+    if differing := [key for key, value in expected.items() if config.get(key) != value]:
+        raise CheckpointError(f"{folder / CONFIG}: {', '.join(differing)} differ from {TRAINING}: the folder was edited")
+    return draft_config
+
+
+@torch.no_grad()
+def _prove(draft: Eagle3Draft, folder: Path, dtype) -> None:
+    """Reloads what was written; the logits of random inputs must equal those of the draft rounded to `dtype`."""
+    embed_VH = draft.embed_VH.cpu().float()
+    loaded = load_draft(folder, embed_VH)
+    rounded = Eagle3Draft(draft.config, embed_VH, draft.target_ids_W.cpu())
+    rounded.load_state_dict({name: p.cpu().to(dtype).float() for name, p in draft.state_dict().items()})
+    generator = torch.Generator().manual_seed(0)
+    c, T = draft.config, 5
+    aux_TAH = torch.randn(T, len(c.aux_layers), c.target_hidden_size, generator=generator)
+    ids_T = torch.randint(0, c.vocab_size, (T,), generator=generator)
+    results = []
+    for model in (rounded, loaded):
+        y_TH = model.forward_cached(model.fuse(aux_TAH), ids_T, torch.arange(T), model.new_cache(T))
+        results.append((model.logits(y_TH), model.target_ids_W))
+    (logits, ids), (loaded_logits, loaded_ids) = results
+    if not torch.equal(ids, loaded_ids) or not torch.equal(logits, loaded_logits):
+        raise CheckpointError(f"{folder}: the exported drafter does not reproduce the trained one; nothing was kept")

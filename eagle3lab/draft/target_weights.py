@@ -1,0 +1,75 @@
+"""The few tensors of the target that a drafter needs, read without loading the target.
+
+Shapes: V target vocabulary, H hidden.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+EMBEDDING, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
+
+
+class TargetWeightsError(ValueError):
+    """A target folder that lacks a tensor the drafter needs."""
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """Input embedding [V, H], output head [V, H] (the embedding where they are tied) and final norm [H], float32."""
+
+    embed_VH: torch.Tensor
+    head_VH: torch.Tensor
+    norm_H: torch.Tensor
+
+
+def read_target_weights(folder: str | Path) -> TargetWeights:
+    """Reads them from the safetensors of a Hugging Face folder; only these tensors are touched.
+
+    Names may carry any prefix (`model.`, `language_model.model.`). Raises TargetWeightsError naming what is missing.
+    """
+    folder = Path(folder)
+    files = _files_of_tensors(folder)
+    names = {
+        EMBEDDING: _find(folder, files, lambda name: name.endswith(EMBEDDING)),
+        # the final norm stands beside the layers, not inside one
+        NORM: _find(folder, files, lambda name: name.removesuffix(NORM).endswith("model.") or name == NORM),
+    }
+    heads = [name for name in files if name.endswith(HEAD)]
+    tensors = {key: _read(files[name], name) for key, name in names.items()}
+    head_VH = _read(files[heads[0]], heads[0]) if heads else tensors[EMBEDDING]
+    if head_VH.shape != tensors[EMBEDDING].shape:
+        raise TargetWeightsError(
+            f"{folder}: embedding {tuple(tensors[EMBEDDING].shape)} and head {tuple(head_VH.shape)} differ in shape"
+        )
+    return TargetWeights(tensors[EMBEDDING], head_VH, tensors[NORM])
+
+
+def _files_of_tensors(folder: Path) -> dict[str, Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise TargetWeightsError(f"{folder} holds neither model.safetensors nor its index")
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def _find(folder: Path, files: dict[str, Path], wanted) -> str:
+    found = [name for name in files if wanted(name) and ".layers." not in name]
+    if len(found) != 1:
+        raise TargetWeightsError(f"{folder}: one tensor expected, found {found or 'none'} among {len(files)}")
+    return found[0]
+
+
+def _read(path: Path, name: str) -> torch.Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor = file.get_tensor(name).float()
+    if not bool(torch.isfinite(tensor).all()):
+        raise TargetWeightsError(f"{path}: {name} holds NaN or Inf")
+    return tensor

@@ -1,0 +1,1 @@
+"""Engines run a target model: generate, capture hidden states, decode speculatively."""

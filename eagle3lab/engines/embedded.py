@@ -1,0 +1,67 @@
+"""The embedded engine: a transformers model run in this process, on a CPU or one GPU.
+
+Shapes: V vocabulary, H hidden.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from eagle3lab.engines.base import Completion, Features, Request, SpecCompletion
+from eagle3lab.engines.capture import capture
+from eagle3lab.engines.generate import generate
+from eagle3lab.engines.speculate import speculate
+from eagle3lab.engines.target import TargetModel
+
+
+class EmbeddedEngine:
+    """Runs the model of a local Hugging Face folder. Works for models with full attention in every layer
+    (Llama, Qwen3, DeepseekV3 with MLA and experts, ...).
+
+    `aux_layers` are hs indices (default [2, L//2, L-3]); `end_ids` are the tokens that end an answer
+    (default: those of generation_config.json, else of config.json; a chat template may end turns with
+    another one, so pass it). Raises CollidingLayersError or ValueError for a model it cannot run.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        dtype: str = "float32",
+        aux_layers: Iterable[int] | None = None,
+        device: str = "cpu",
+        end_ids: Collection[int] | None = None,
+    ):
+        self.target = TargetModel(folder, dtype, device, aux_layers)
+        self.end_ids = self.target.config_end_ids() if end_ids is None else frozenset(end_ids)
+
+    @property
+    def config(self):
+        """The model's transformers config."""
+        return self.target.config
+
+    @property
+    def aux_layers(self) -> list[int]:
+        return self.target.aux_layers
+
+    @property
+    def embed_VH(self) -> torch.Tensor:
+        """The target's input embedding, in the engine's dtype."""
+        return self.target.model.get_input_embeddings().weight
+
+    @property
+    def lm_head_VH(self) -> torch.Tensor:
+        """The target's output head: logits = last_TH @ lm_head_VH.T."""
+        return self.target.model.get_output_embeddings().weight
+
+    def generate(self, requests: Iterable[Request], batch_size: int = 64) -> Iterator[Completion]:
+        """See `engines.generate.generate`."""
+        return generate(self.target, requests, batch_size, self.end_ids)
+
+    def capture(self, rows: Iterable[tuple[str, list[int]]], batch_tokens: int = 4096) -> Iterator[Features]:
+        """See `engines.capture.capture`."""
+        return capture(self.target, rows, batch_tokens)
+
+    def speculate(self, draft, requests: Iterable[Request], num_steps: int = 3) -> Iterator[SpecCompletion]:
+        """See `engines.speculate.speculate`."""
+        return speculate(self.target, draft, requests, num_steps, self.end_ids)

@@ -1,0 +1,1 @@
+"""Hidden states of a target on disk: shards, index, checksums, resume."""

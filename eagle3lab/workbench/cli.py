@@ -1,0 +1,131 @@
+"""The command `python -m eagle3lab`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .execution import Limits
+from .params import CommandLineText, ParameterError, resolve_parameters, stage_parameters
+from .plan import plan
+from .records import FAILED, INTERRUPTED, KERNEL_DIED, OK, STOPPED_EARLY, TIMEOUT
+from .runner import StageResult, run_chain
+from .stages import get_stage, select_stages
+from .status import status
+
+EXIT_CODES = {OK: 0, FAILED: 1, STOPPED_EARLY: 3, TIMEOUT: 124, INTERRUPTED: 130, KERNEL_DIED: 137}
+_REFUSED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code (0 ok, 2 refused before a kernel started, others per state)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.action(options)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return _REFUSED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_CODES[INTERRUPTED]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m eagle3lab", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+
+    run = commands.add_parser("run", help="run the stages of a profile, skipping unchanged ones")
+    _add_selection(run)
+    run.add_argument("--timeout-minutes", type=float, help="wall-clock limit for each stage")
+    run.add_argument("--cell-timeout-minutes", type=float, help="limit for each cell")
+    run.set_defaults(action=_run)
+
+    show = commands.add_parser("plan", help="show what would run, with which values and why")
+    _add_selection(show)
+    show.add_argument("--values", action="store_true", help="show every value with its origin, defaults too")
+    show.set_defaults(action=_plan)
+
+    params = commands.add_parser("params", help="list a stage's parameters: type, value, meaning")
+    params.add_argument("stage")
+    params.add_argument("--profile", help="show the values of this profile instead of the defaults")
+    params.set_defaults(action=_params)
+
+    report = commands.add_parser("status", help="what is done, running and next")
+    report.add_argument("profile", nargs="?")
+    report.add_argument("--runs-dir", default="runs")
+    report.set_defaults(action=_status)
+
+    doctor = commands.add_parser("doctor", help="check this machine and a profile (runs notebook 00)")
+    doctor.add_argument("profile")
+    doctor.set_defaults(
+        action=_run, only=["doctor"], first=None, last=None, parameters=[], force=False,
+        timeout_minutes=None, cell_timeout_minutes=None,
+    )  # fmt: skip
+    return parser
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", help="a folder under params/")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="these stages")
+    parser.add_argument("--from", dest="first", metavar="STAGE", help="from this stage on")
+    parser.add_argument("--to", dest="last", metavar="STAGE", help="up to this stage")
+    parser.add_argument(
+        "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="set a parameter in every selected stage that has it",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="run also what is unchanged, from nothing")
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    names = [name for name, _ in options.parameters]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ParameterError(f"-p sets {', '.join(sorted(twice))} twice")
+    return {name: CommandLineText(value) for name, value in options.parameters}
+
+
+def _run(options: argparse.Namespace) -> int:
+    stages = select_stages(options.only, options.first, options.last)
+    limits = Limits(_seconds(options.timeout_minutes), _seconds(options.cell_timeout_minutes))
+    results = run_chain(options.profile, stages, _overrides(options), force=options.force, limits=limits)
+    last: StageResult = results[-1]
+    if last.state != OK:
+        way_on = f"python -m eagle3lab run {options.profile} --from {last.stage}"
+        print(f"stopped at {last.stage}; continue with: {way_on}")
+    return EXIT_CODES[last.state]
+
+
+def _seconds(minutes: float | None) -> float | None:
+    if minutes is not None and minutes <= 0:
+        raise ValueError("a limit must be greater than 0 minutes")
+    return None if minutes is None else 60 * minutes
+
+
+def _plan(options: argparse.Namespace) -> int:
+    stages = select_stages(options.only, options.first, options.last)
+    for row in plan(options.profile, _overrides(options), stages, options.force):
+        verb = "run " if row.will_run else "skip"
+        print(f"{verb} {row.stage.label:<15} {row.run_id:<36} {row.why}")
+        for name, value in row.resolved.values.items():
+            origin = row.resolved.origins[name]
+            if options.values or origin != "cell default":
+                print(f"       {name} = {value!r}  ({origin})")
+    return 0
+
+
+def _params(options: argparse.Namespace) -> int:
+    stage = get_stage(options.stage)
+    params = stage_parameters(stage.name)
+    resolved = resolve_parameters(stage.name, options.profile) if options.profile else None
+    for param in params:
+        value = resolved.values[param.name] if resolved else param.default
+        origin = f"  [{resolved.origins[param.name]}]" if resolved else ""
+        print(f"{param.name}: {param.declared} = {value!r}  # {param.comment}{origin}")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    print(status(options.runs_dir, options.profile).to_markdown())
+    return 0

@@ -1,0 +1,152 @@
+"""What would run, with which values and why, found out without a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .artefacts import gone_files
+from .code_hash import changed_files, code_digest, stage_code
+from .lineage import LATEST, Identity, UpstreamRun, find_upstream, identify
+from .params import Resolved, resolve_parameters, run_parameter, share_overrides
+from .records import OK, all_records, newest, observed_state, read_record
+from .root import from_root
+from .stages import Stage, get_stage, select_stages
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One row of a plan.
+
+    identity is None while an upstream stage (`waits_for`) has yet to run. state: the state of the run found
+    under that identity, or None. why: the reason it runs, or "unchanged".
+    """
+
+    stage: Stage
+    profile: str
+    resolved: Resolved
+    runs_dir: Path
+    code: dict[str, str]
+    upstream: dict[str, UpstreamRun]
+    identity: Identity | None
+    waits_for: str | None
+    state: str | None
+    will_run: bool
+    why: str
+
+    @property
+    def run_id(self) -> str:
+        """The run id, or `after <stage>` while it is not known."""
+        return self.identity.run_id if self.identity else f"after {self.waits_for}"
+
+    @property
+    def folder(self) -> Path:
+        if self.identity is None:
+            raise RuntimeError(f"{self.stage.name} has no run folder before {self.waits_for} has run")
+        return self.runs_dir / self.identity.run_id
+
+
+def plan(
+    profile: str,
+    overrides: Mapping[str, Any] | None = None,
+    stages: list[str] | None = None,
+    force: bool = False,
+) -> list[StagePlan]:
+    """The plan of a chain of stages (default: all). Raises what running it would raise before a kernel
+    starts.
+    """
+    names = stages or select_stages()
+    shared = share_overrides(names, overrides or {})
+    chain: dict[str, StagePlan] = {}
+    for name in names:
+        chain[name] = plan_stage(name, profile, shared[name], chain, force)
+    return list(chain.values())
+
+
+def plan_stage(
+    stage: str,
+    profile: str,
+    overrides: Mapping[str, Any] | None = None,
+    chain: Mapping[str, StagePlan] | None = None,
+    force: bool = False,
+) -> StagePlan:
+    """The plan of one stage. `chain` holds the plans of the stages before it: their runs are its "latest".
+
+    Raises ParameterError, LayerError, NotebookError, UpstreamError.
+    """
+    spec = get_stage(stage)
+    resolved = resolve_parameters(stage, profile, overrides)
+    runs_dir = from_root(resolved.values["runs_dir"])
+    code = stage_code(stage)
+    upstream: dict[str, UpstreamRun] = {}
+    waits_for = None
+    for needed in spec.needs:
+        wanted = resolved.values[run_parameter(needed)]
+        before = (chain or {}).get(needed) if wanted == LATEST else None
+        if before is not None and before.will_run:
+            waits_for = needed
+        elif before is not None and before.identity is not None:
+            upstream[needed] = UpstreamRun(needed, before.run_id, before.folder)
+        else:
+            upstream[needed] = find_upstream(spec, needed, wanted, profile, runs_dir)
+    chosen = {run_parameter(name): run.id for name, run in upstream.items()}
+    resolved = replace(resolved, values={**resolved.values, **chosen})
+    identity = None
+    if waits_for is None:
+        identity = identify(stage, profile, resolved.values, upstream, code_digest(code))
+    row = StagePlan(spec, profile, resolved, runs_dir, code, upstream, identity, waits_for, None, True, "")
+    return _judge(row, force)
+
+
+def _judge(row: StagePlan, force: bool) -> StagePlan:
+    record = read_record(row.folder) if row.identity else None
+    state = observed_state(record) if record else None
+    if row.stage.always:
+        return replace(row, state=state, why="runs every time")
+    if force:
+        return replace(row, state=state, why="forced, from nothing")
+    if record is None:
+        return replace(row, why=_difference(row))
+    if state != OK:
+        return replace(row, state=state, why=f"was {state}: continues where it stopped")
+    gone = gone_files(row.folder)
+    if gone:
+        return replace(row, state=state, why=f"files are gone: {', '.join(gone)}")
+    return replace(row, state=state, will_run=False, why="unchanged")
+
+
+def _difference(row: StagePlan) -> str:
+    """Why there is no such run yet: how it differs from the newest run of the same stage and profile."""
+    last = newest(all_records(row.runs_dir), row.stage.name, row.profile)
+    if last is None:
+        return "never run"
+    reasons = []
+    unhashed = {"runs_dir", *(run_parameter(name) for name in row.stage.needs)}
+    old = {name: entry["value"] for name, entry in last["parameters"].items()}
+    new = row.resolved.values
+    changes = [
+        f"{name} {_shown(old, name)} -> {_shown(new, name)}"
+        for name in {**new, **old}
+        if name not in unhashed and _shown(old, name) != _shown(new, name)
+    ]
+    if changes:
+        reasons.append("parameters changed: " + ", ".join(changes))
+    files = changed_files(last["code"], row.code)
+    if files:
+        reasons.append("code changed: " + ", ".join(files))
+    changed_upstream = [
+        name
+        for name, run in row.upstream.items()
+        if last["upstream"].get(name) != {"run_id": run.id, "manifest_sha256": run.digest}
+    ]
+    if changed_upstream:
+        reasons.append("upstream changed: " + ", ".join(changed_upstream))
+    if row.waits_for:
+        reasons.append(f"{row.waits_for} runs first")
+    return "; ".join(reasons) or "never run"
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "(none)"

@@ -1,0 +1,224 @@
+"""Figures: what they draw is what they were given, and no word lies on another or outside the figure."""
+
+import itertools
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from eagle3lab.analysis import plots, serving_plots, style
+from eagle3lab.analysis.accept import PromptCycles, cycle_acceptance, histogram, position_acceptance
+from eagle3lab.analysis.bench import BenchRow, break_even, cycle_ms
+from eagle3lab.analysis.scaling import ScalingPoint, fit_scaling
+
+matplotlib.use("agg")
+
+DATA = "SmolLM2-135M-Instruct, 64 held-out ShareGPT prompts, greedy, embedded engine, 2 CPU cores"
+CYCLES = [0] * 58 + [1] * 25 + [2] * 10 + [3] * 5 + [4] * 2
+
+
+def bench_row(num_steps, tok_s, accept_length, base=21.4):
+    plain = accept_length is None
+    return BenchRow(
+        "baseline" if plain else f"chain {num_steps}",
+        num_steps,
+        0 if plain else 1,
+        0 if plain else num_steps + 1,
+        1,
+        tok_s,
+        tok_s * 0.97,
+        tok_s * 1.03,
+        accept_length,
+        cycle_ms(accept_length or 1, tok_s),
+        None if plain else break_even(accept_length, tok_s, base),
+        tok_s / base,
+        tok_s / base,
+        tok_s / base,
+        64,
+        3,
+        9000,
+        0,
+    )
+
+
+ROWS = [
+    bench_row(0, 21.4, None),
+    bench_row(1, 26.1, 1.42),
+    bench_row(3, 26.2, 1.58),
+    bench_row(7, 17.7, 1.62),
+]
+
+
+def metrics(n, positions):
+    tokens = np.arange(1, n + 1) * 1800.0
+    final_K = 0.45 - 0.05 * np.arange(positions)
+    return pd.DataFrame(
+        {
+            "tokens": tokens,
+            "seconds": tokens / 1900,
+            "loss": 2.2 + 3.5 * np.exp(-tokens / 1.5e5),
+            "acceptance": [list(final_K * (1 - np.exp(-t / 2e5))) for t in tokens],
+        }
+    )
+
+
+def scaling(slope, target):
+    random = np.random.default_rng(1)
+    points = [
+        ScalingPoint(
+            amount,
+            [
+                PromptCycles(
+                    f"p{i}", np.minimum(random.poisson(0.15 + slope * np.log10(amount / 2e4), 60), 5)
+                )
+                for i in range(40)
+            ],
+        )
+        for amount in (2e4, 8e4, 3.2e5)
+    ]
+    return serving_plots.scaling_curve(points, fit_scaling(points), DATA, target=target)
+
+
+def figures():
+    random = np.random.default_rng(0)
+    lengths = {name: random.lognormal(4.2, 0.9, 500).astype(int) + 1 for name in ("chat", "bench", "code")}
+    many = {f"B{i} a set with a long name": lengths["chat"] * (i + 1) for i in range(8)}
+    hits = random.random((500, 4)) < np.array([0.42, 0.35, 0.3, 0.27])
+    positions = {
+        "simulated": cycle_acceptance(CYCLES, 4),
+        "served": cycle_acceptance(CYCLES, 4),
+        "all slots": position_acceptance(hits, np.ones_like(hits)),
+        "random draft": cycle_acceptance([0] * 40, 4),
+    }
+    return {
+        "lengths": plots.length_histogram(lengths, DATA, limit=1024),
+        "many lengths": plots.length_histogram(many, DATA, limit=16384),
+        "training": plots.training_curves(metrics(600, 7), DATA),
+        "short training": plots.training_curves(metrics(3, 1), DATA),
+        "one step": plots.training_curves(metrics(1, 1), DATA),
+        "positions": plots.acceptance_by_position(positions, DATA),
+        "nothing accepted": plots.acceptance_by_position({"random draft": positions["random draft"]}, DATA),
+        "histogram": plots.accept_histogram(
+            {"simulated": histogram(CYCLES, 4), "served": histogram(CYCLES, 4)}, DATA
+        ),
+        "serving": serving_plots.serving_bars(ROWS, DATA),
+        "break-even": serving_plots.break_even_chart(ROWS, DATA),
+        "scaling": scaling(0.28, 1.65),
+        "flat scaling": scaling(0.0, 1.65),
+        "far scaling": scaling(0.2, 2.3),
+        "long data": serving_plots.serving_bars(ROWS, f"{DATA}; {DATA}"),
+    }
+
+
+FIGURES = figures()
+
+
+def words(figure):
+    """Every drawn text with its box in pixels (tick labels outside the axes' range are not drawn)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    hidden = set()
+    upper_axes = [child for axes in figure.axes for child in axes.child_axes]
+    for axes in [*figure.axes, *upper_axes]:
+        axis_pairs = [(axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())]
+        for axis, limits in axis_pairs:
+            low, high = sorted(limits)
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not low <= tick.get_loc() <= high:
+                    hidden |= {tick.label1, tick.label2}
+    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in hidden]
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_word_overlaps_another_or_leaves_the_figure(name):
+    figure = FIGURES[name]
+    boxes = words(figure)
+    assert len(boxes) > 5
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= -1, f"{text!r} leaves the figure"
+        assert box.x1 <= figure.bbox.width + 1 and box.y1 <= figure.bbox.height + 1, (
+            f"{text!r} leaves the figure"
+        )
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        across = min(a.x1, b.x1) - max(a.x0, b.x0)
+        along = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across < 1 or along < 1, f"{one!r} lies on {other!r}"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_names_its_data_and_its_axes(name):
+    figure = FIGURES[name]
+    assert any(DATA in text.get_text().replace("\n", " ") for text in figure.texts)
+    assert all(axes.get_xlabel() for axes in figure.axes)
+    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)  # opaque: reads the same on dark pages
+
+
+def luminance(colour):
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_colours_stand_out_on_white():
+    """Contrast of WCAG: 4.5 for words, 3 for the lines of a figure."""
+    for colour in (style.INK, style.MUTED):
+        assert 1.05 / (luminance(colour) + 0.05) >= 4.5
+    for colour in (style.BLUE, style.VERMILLION, style.GREEN):
+        assert 1.05 / (luminance(colour) + 0.05) >= 3
+
+
+def test_serving_bars_show_the_rows():
+    axes = FIGURES["serving"].axes[0]
+    assert [bar.get_height() for bar in axes.patches[:3]] == [26.1, 26.2, 17.7]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n(2)", "3\n(4)", "7\n(8)"]
+    assert "no speculation, 21.4 tok/s" in [t.get_text() for t in axes.get_legend().get_texts()]
+    colours = [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in axes.patches[:3]]
+    assert colours == [style.BLUE, style.BLUE, style.VERMILLION]  # the last one is slower than the baseline
+
+
+def test_training_draws_one_line_a_position():
+    acceptance = FIGURES["training"].axes[1]
+    assert [line.get_label() for line in acceptance.lines] == list("1234567")
+    first, last = metrics(600, 7)["acceptance"].tolist()[0], metrics(600, 7)["acceptance"].tolist()[-15:]
+    assert acceptance.lines[1].get_ydata()[0] == pytest.approx(first[1])
+    assert acceptance.lines[6].get_ydata()[-1] == pytest.approx(
+        np.mean([row[6] for row in last])
+    )  # mean of 15
+
+
+def test_a_resumed_training_goes_on_where_it_stopped():
+    whole = metrics(10, 1)
+    resumed = whole.copy()
+    resumed.loc[6:, ["tokens", "seconds"]] -= whole.loc[5, ["tokens", "seconds"]]
+    lines = [plots.training_curves(table, DATA).axes[0].lines[0] for table in (whole, resumed)]
+    assert lines[1].get_xdata() == pytest.approx(lines[0].get_xdata())
+
+
+def test_break_even_shows_the_distance():
+    distances = [text.get_text() for text in FIGURES["break-even"].axes[0].texts]
+    assert distances == ["+0.26", "+0.29", "-0.34"]  # 1.62 - 1.62 * 21.4 / 17.7
+
+
+def test_histogram_legend_holds_the_accept_length():
+    labels = [t.get_text() for t in FIGURES["histogram"].axes[0].get_legend().get_texts()]
+    assert labels[1] == "served: 100 verifications, accept length 1.68"  # (25 + 20 + 15 + 8) / 100 drafts
+
+
+def test_scaling_says_when_it_makes_no_prediction():
+    note = " ".join(text.get_text() for text in FIGURES["flat scaling"].texts).replace("\n", " ")
+    assert "No prediction: the slope is not distinguishable from 0" in note
+    assert "a direction rather than a number" in " ".join(
+        text.get_text() for text in FIGURES["far scaling"].texts
+    ).replace("\n", " ")
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="every set is empty"):
+        plots.length_histogram({"sharegpt": []}, DATA)
+    with pytest.raises(ValueError, match="one baseline row"):
+        serving_plots.serving_bars(ROWS[1:], DATA)

@@ -1,0 +1,53 @@
+import pytest
+
+from eagle3lab.data.suites import benchmark_texts, heldout_prompts, prepare_suites
+from eagle3lab.data.text import normalise, share
+
+
+def test_the_suites_have_their_published_sizes():
+    bench, humaneval = heldout_prompts("mt_bench"), heldout_prompts("humaneval")
+    assert (len(bench), len(humaneval)) == (80, 164)
+    assert bench[0]["id"] == "mt_bench-81"
+    assert bench[0]["messages"][0]["content"].startswith(
+        "Compose an engaging travel blog post about a recent trip"
+    )
+    assert humaneval[0]["id"] == "humaneval-0"
+    assert "def has_close_elements(" in humaneval[0]["messages"][0]["content"]
+    assert len({row["id"] for row in bench + humaneval}) == 244
+    assert [row["id"] for row in heldout_prompts("mt_bench", 2)] == ["mt_bench-81", "mt_bench-82"]
+
+
+def test_every_turn_is_blocked_from_training():
+    texts = benchmark_texts()
+    assert len(texts) >= 2 * 80 + 164 - 5  # a few second turns are the same words
+    second = "Rewrite your previous response. Start every sentence with the letter A."
+    assert texts[normalise(second)] == "mt_bench-81"
+
+
+def test_an_unknown_suite_is_refused():
+    with pytest.raises(ValueError, match="known: mt_bench, humaneval"):
+        heldout_prompts("mtbench")
+
+
+def test_suites_as_prompts_skip_what_the_target_cannot_take(glass):
+    prompts, skipped = prepare_suites(["mt_bench"], glass, max_prompt_tokens=48, limit=5)
+    assert len(prompts) == 5
+    assert all(
+        row["n_prompt"] <= 48 and row["split"] == "heldout" and row["set"] == "mt_bench" for row in prompts
+    )
+    assert {row["reason"] for row in skipped} <= {"too_many_tokens", "unknown_token"}
+    everything, all_skipped = prepare_suites(["mt_bench", "humaneval"], glass, max_prompt_tokens=48)
+    assert len(everything) + len(all_skipped) == 244
+
+
+def test_normal_form_ignores_case_spaces_and_punctuation():
+    assert normalise("  Hello,\n WORLD! ﬁn ") == "hello world fin"
+    assert normalise("?!") == "?!"
+    assert normalise("a b") != normalise("ab")
+
+
+def test_shares_are_stable_and_even():
+    assert share(0, "x") == share(0, "x") != share(1, "x")
+    values = [share(3, str(n)) for n in range(2000)]
+    assert all(0 <= v < 1 for v in values)
+    assert abs(sum(values) / 2000 - 0.5) < 0.03  # 4.6 standard errors

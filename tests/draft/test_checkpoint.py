@@ -1,0 +1,110 @@
+"""The exported folder: what engines need, read back strictly, every silent fault made loud."""
+
+import json
+
+import pytest
+import torch
+from conftest import A, H, V, W, make_draft
+from safetensors.torch import load_file, save_file
+
+from eagle3lab.draft import checkpoint
+from eagle3lab.draft.checkpoint import CheckpointError, engine_config, export_draft, load_draft
+
+
+@pytest.fixture
+def folder(tmp_path, draft):
+    return export_draft(draft, tmp_path / "draft", {"note": "test"})
+
+
+def test_names_shapes_dtypes_of_the_format(folder):
+    tensors = load_file(folder / "model.safetensors")
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    assert shapes == {
+        "midlayer.input_layernorm.weight": (H,), "midlayer.hidden_norm.weight": (H,),
+        "midlayer.post_attention_layernorm.weight": (H,),
+        "midlayer.self_attn.q_proj.weight": (32, 2 * H), "midlayer.self_attn.k_proj.weight": (16, 2 * H),
+        "midlayer.self_attn.v_proj.weight": (16, 2 * H), "midlayer.self_attn.o_proj.weight": (H, 32),
+        "midlayer.mlp.gate_proj.weight": (24, H), "midlayer.mlp.up_proj.weight": (24, H),
+        "midlayer.mlp.down_proj.weight": (H, 24), "fc.weight": (H, A * H), "norm.weight": (H,),
+        "lm_head.weight": (W, H), "d2t": (W,), "t2d": (V,),
+    }
+    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    assert tensors["fc.weight"].dtype == torch.bfloat16
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["num_hidden_layers"] == 1
+    assert config["draft_vocab_size"] == W and config["vocab_size"] == V and config["tie_word_embeddings"] is False
+    # layers 2, 4, 5 of 8 are the engines' default: no ids, so that every engine agrees
+    assert config["eagle_config"] == {"use_aux_hidden_state": True}
+
+
+def test_other_layers_are_written_in_each_engines_convention(draft):
+    object.__setattr__(draft.config, "aux_layers", (1, 3, 6))
+    config = engine_config(draft.config)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 5]  # "after layer k" = hs[k + 1]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6]
+
+
+def test_reload_gives_the_same_draft(folder, draft):
+    loaded = load_draft(folder, draft.embed_VH)
+    for name, p in draft.named_parameters():
+        assert torch.equal(dict(loaded.named_parameters())[name], p.to(torch.bfloat16).float()), name
+    assert torch.equal(loaded.target_ids_W, draft.target_ids_W)
+
+
+def plant(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+FAULTS = {
+    "d2t missing": (lambda t: t.pop("d2t"), "no tensor 'd2t'"),
+    "d2t absolute": (lambda t: t.update(d2t=t["d2t"] + torch.arange(W)), "d2t and t2d name different|outside"),
+    "hidden_norm missing": (lambda t: t.pop("midlayer.hidden_norm.weight"), "missing .*hidden_norm"),
+    "unknown tensor": (lambda t: t.update(extra=torch.ones(2)), "unknown .*extra"),
+    "wrong fc": (lambda t: t.update({"fc.weight": torch.ones(H, H)}), "wrong shape .*fc.weight"),
+    "NaN": (lambda t: t["norm.weight"].fill_(float("nan")), "NaN or Inf in .*norm.weight"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_named(folder, draft, fault):
+    change, message = FAULTS[fault]
+    plant(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(folder, draft.embed_VH)
+
+
+def test_edited_config_is_named(folder, draft):
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_theta"] = 1.0
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="rope_theta differ"):
+        load_draft(folder, draft.embed_VH)
+
+
+def test_truncated_weights_are_named(folder, draft):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_draft(folder, draft.embed_VH)
+
+
+def test_nan_is_not_exported_and_nothing_is_left(tmp_path):
+    draft = make_draft()
+    draft.fc.weight.data[0, 0] = float("inf")
+    with pytest.raises(CheckpointError, match="fc.weight holds NaN or Inf"):
+        export_draft(draft, tmp_path / "draft", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exporter_that_loses_a_tensor_is_stopped(tmp_path, draft, monkeypatch):
+    """The proof is a proof: break the writer and the export fails, leaving nothing."""
+
+    def forgetful(tensors, path, metadata):
+        save_file({n: t for n, t in tensors.items() if n != "fc.weight"}, path, metadata=metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", forgetful)
+    with pytest.raises(CheckpointError, match="missing .*fc.weight"):
+        export_draft(draft, tmp_path / "draft", {})
+    assert list(tmp_path.iterdir()) == []

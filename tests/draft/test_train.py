@@ -1,0 +1,131 @@
+"""Training: learning happens, resuming is bit-equal, accumulation is exact, divergence is stopped."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import V, make_draft, make_row
+
+from eagle3lab.draft.order import micro_batches, training_plan
+from eagle3lab.draft.recipe import Recipe, schedule
+from eagle3lab.draft.state import StateError
+from eagle3lab.draft.train import Trainer, TrainingDiverged, warm_start
+
+RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
+
+
+def training(tmp_path, head, recipe=RECIPE, name="state", rows=None):
+    rows = rows or {f"r{i}": make_row(i, 6 + i % 9, [(2, 6 + i % 9)]) for i in range(12)}
+    lengths = {key: row.input_ids_T.shape[0] for key, row in rows.items()}
+    draft = make_draft()
+    return Trainer(draft, lengths, rows.__getitem__, head, recipe, tmp_path / name), draft
+
+
+def weights_of(draft):
+    return {name: p.detach().clone() for name, p in draft.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resume_is_bit_equal(tmp_path, head, optimizer, dtype):
+    recipe = dataclasses.replace(RECIPE, optimizer=optimizer, compute_dtype=dtype)
+    whole, draft_whole = training(tmp_path, head, recipe, "whole")
+    list(whole.run(checkpoint_every=3))
+    cut, _ = training(tmp_path, head, recipe, "cut")
+    for row in cut.run(checkpoint_every=3, log_every=1):
+        if row["step"] == 5:  # two steps after the checkpoint: they are lost and done again
+            break
+    again, draft_again = training(tmp_path, head, recipe, "cut")
+    assert again.step == 3
+    list(again.run(checkpoint_every=3))
+    for name, expected in weights_of(draft_whole).items():
+        assert torch.equal(weights_of(draft_again)[name], expected), name
+
+
+def test_finished_training_does_nothing_more(tmp_path, head):
+    first, draft = training(tmp_path, head)
+    list(first.run())
+    again, draft_again = training(tmp_path, head)
+    assert list(again.run()) == []
+    assert all(torch.equal(a, b) for a, b in zip(draft.parameters(), draft_again.parameters(), strict=True))
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(tmp_path, head):
+    """12 rows in one batch, or in several: the same gradient, because denominators are counted over the whole step."""
+    large = dataclasses.replace(RECIPE, epochs=1, batch_tokens=10_000)
+    small = dataclasses.replace(RECIPE, epochs=1, batch_tokens=30, accumulate=100)
+    (one, draft_one), (many, draft_many) = training(tmp_path, head, large, "one"), training(tmp_path, head, small, "many")
+    assert one.total_steps == many.total_steps == 1 and len(many.plan[0]) > 3
+    row_one, row_many = list(one.run())[-1], list(many.run())[-1]
+    assert row_one["loss"] == pytest.approx(row_many["loss"], rel=1e-5)
+    assert row_one["grad_norm"] == pytest.approx(row_many["grad_norm"], rel=1e-4)
+    assert row_one["acceptance"] == pytest.approx(row_many["acceptance"])
+
+
+def test_an_overfit_drafter_predicts_its_rows(tmp_path, head):
+    rows = {f"r{i}": make_row(i, 12, [(3, 12)]) for i in range(2)}
+    for row in rows.values():  # the teacher is sure of the next token, as a target that wrote the row would be
+        row.input_ids_T = make_draft().target_ids_W[row.input_ids_T % 17]
+        row.last_MH = 8 * torch.nn.functional.normalize(head, dim=-1)[row.input_ids_T[row.last_slots + 1]]
+    recipe = dataclasses.replace(RECIPE, epochs=150)
+    trainer, _ = training(tmp_path, head, recipe, rows=rows)
+    history = list(trainer.run(log_every=50))
+    assert history[-1]["acceptance"] == [1.0, 1.0, 1.0]
+    assert history[-1]["loss"] < history[0]["loss"]
+
+
+def test_another_recipe_does_not_continue_a_checkpoint(tmp_path, head):
+    trainer, _ = training(tmp_path, head)
+    list(trainer.run())
+    with pytest.raises(StateError, match="recipe"):
+        training(tmp_path, head, dataclasses.replace(RECIPE, lr=5e-3))
+
+
+def test_nan_features_stop_the_training_and_keep_the_batch(tmp_path, head):
+    rows = {f"r{i}": make_row(i, 10, [(2, 10)]) for i in range(4)}
+    rows["r2"].aux_TAH[4, 1, 3] = float("nan")
+    trainer, draft = training(tmp_path, head, rows=rows)
+    before = weights_of(draft)
+    with pytest.raises(TrainingDiverged, match="Lower lr"):
+        list(trainer.run())
+    assert all(torch.equal(before[n], p) for n, p in weights_of(draft).items() if trainer.step == 0)
+    assert all(bool(torch.isfinite(p).all()) for p in draft.parameters())
+    assert list((tmp_path / "state").glob("diverged-*.safetensors"))
+
+
+def test_warm_start_begins_as_the_targets_own_head(head):
+    draft = make_draft()
+    norm = torch.rand(draft.config.hidden_size) + 0.5
+    warm_start(draft, head, norm)
+    assert torch.equal(draft.lm_head.weight, head[draft.target_ids_W]) and torch.equal(draft.norm.weight, norm)
+    f_TH = torch.randn(3, draft.config.hidden_size)
+    y_TH = draft.forward_cached(f_TH, torch.tensor([1, 2, 3]), torch.arange(3), draft.new_cache(3))
+    torch.testing.assert_close(y_TH, f_TH)  # the muted block passes its input through
+
+
+def test_every_row_is_trained_once_an_epoch():
+    lengths = {f"r{i}": 5 + (7 * i) % 50 for i in range(101)}
+    plan = training_plan(lengths, 128, 3, 2, seed=4)
+    per_epoch = len(plan) // 2
+    for epoch in (plan[:per_epoch], plan[per_epoch:]):
+        assert sorted(i for step in epoch for batch in step for i in batch) == sorted(lengths)
+    assert plan[:per_epoch] != plan[per_epoch:]
+    assert plan == training_plan(dict(reversed(lengths.items())), 128, 3, 2, seed=4)
+    for batch in micro_batches(lengths, 128, 0):
+        assert len(batch) * max(lengths[i] for i in batch) <= 128
+
+
+def test_schedule_by_hand():
+    recipe = Recipe(warmup_share=0.1, final_lr_share=0.0)
+    assert [schedule(s, 20, recipe) for s in (0, 1)] == [0.5, 1.0]
+    assert schedule(11, 20, recipe) == pytest.approx(0.5)  # half-way through the 18 cosine steps
+
+
+@pytest.mark.parametrize("change", [{"ttt_steps": 0}, {"optimizer": "sgd"}, {"loss_mask_kind": "none"}, {"lk_weight": 1.5}])
+def test_bad_recipes_are_refused_by_name(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Recipe(**change)
+
+
+def test_vocabulary_size_is_that_of_the_fixture():
+    assert make_draft().config.vocab_size == V

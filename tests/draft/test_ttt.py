@@ -1,0 +1,115 @@
+"""Training-time test against the float64 double loop, forward and gradient, for every switch."""
+
+import itertools
+
+import pytest
+import reference
+import torch
+from conftest import make_draft, make_row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3lab.draft import attention, ttt
+from eagle3lab.draft.batch import make_batch, slot_mask
+from eagle3lab.draft.recipe import Recipe
+
+
+def package_loss(draft, rows, recipe, head_VH):
+    batch = make_batch(rows, recipe.ttt_steps, recipe.loss_mask_kind)
+    slots = torch.full((recipe.ttt_steps,), float(batch.row_S.numel()))
+    denominator_K = batch.weight_KN.sum(1).clamp(min=1) if recipe.denominator == "valid" else slots
+    draft_id_V = torch.full((draft.config.vocab_size,), -1)
+    draft_id_V[draft.target_ids_W] = torch.arange(draft.config.draft_vocab_size)
+    loss, _ = ttt.ttt_loss(
+        draft, batch, head_VH[draft.target_ids_W], draft_id_V, recipe.step_weights(), denominator_K,
+        recipe.lk_weight, recipe.drop_oov,
+    )
+    return loss
+
+
+def reference_loss(draft, rows, recipe, head_VH):
+    weights = {n: p.detach().double().requires_grad_() for n, p in draft.named_parameters()}
+
+    def last_of(row):
+        known = dict(zip(row.last_slots.tolist(), row.last_MH.double(), strict=True))
+        return [known.get(t) for t in range(row.input_ids_T.shape[0])]
+
+    loss = reference.loss(
+        weights, draft.config, draft.embed_VH.double(), rows, recipe, head_VH.double(), draft.target_ids_W, last_of
+    )
+    return loss, weights
+
+
+SWITCHES = [
+    Recipe(ttt_steps=3, loss_mask_kind=kind, denominator=denominator, drop_oov=drop, lk_weight=lk, step_decay=0.8)
+    for kind, denominator, drop, lk in itertools.product(
+        ("strict", "shifted", "specforge"), ("valid", "all"), (True, False), (0.0, 0.4)
+    )
+]
+
+
+@pytest.mark.parametrize("recipe", SWITCHES, ids=lambda r: f"{r.loss_mask_kind}-{r.denominator}-{r.drop_oov}-{r.lk_weight}")
+def test_loss_and_gradient_equal_the_double_loop(draft, rows, head, recipe):
+    expected, weights = reference_loss(draft, rows, recipe, head)
+    expected.backward()
+    loss = package_loss(draft, rows, recipe, head)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in draft.named_parameters():
+        gradient = weights[name].grad if weights[name].grad is not None else torch.zeros_like(weights[name])
+        torch.testing.assert_close(parameter.grad.double(), gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
+    recipe = Recipe(ttt_steps=3)
+    whole = package_loss(draft, rows, recipe, head).item()
+    monkeypatch.setattr(ttt, "CHUNK", 2)
+    assert package_loss(draft, rows, recipe, head).item() == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_flash_attention_equals_dense(rows, dtype, tolerance):
+    """Forward and every gradient of the merged flash kernel against explicit scores, three later steps."""
+    batch = make_batch(rows, 4)
+    layout = attention.Layout.of(batch)
+    N, S = batch.anchor_N.numel(), batch.row_S.numel()
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(N, 4, 8), (S, 2, 8), (S, 2, 8)] + [(N, 2, 8)] * 6
+    results = []
+    values = [torch.randn(shape, generator=generator) for shape in shapes]
+    upstream = torch.randn(N, 4, 8, generator=generator)
+    for function, kind in ((attention.joint_attention, dtype), (attention.dense_attention, torch.float64)):
+        leaves = [v.to(dtype).to(kind).clone().requires_grad_() for v in values]
+        out = function(leaves[0], leaves[1], leaves[2], leaves[3:6], leaves[6:], layout)
+        out.backward(upstream.to(dtype).to(kind))
+        results.append([out.detach().double()] + [leaf.grad.double() for leaf in leaves])
+    for fast, slow in zip(*results, strict=True):
+        assert (fast - slow).norm() <= tolerance * slow.norm()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(0, 5), st.sampled_from(["strict", "shifted", "specforge"]))
+def test_slot_mask_is_the_definition(mask, step, kind):
+    expected = [reference.trained(mask, t, step, kind, len(mask)) for t in range(len(mask))]
+    assert slot_mask(torch.tensor(mask), step, kind).tolist() == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(4, 14), st.integers(1, 3)), min_size=2, max_size=5), st.integers(1, 4))
+def test_rows_together_equal_rows_one_by_one(shapes, steps):
+    """No row sees another: outputs of a joint batch are those of the single rows."""
+    draft = make_draft(1)
+    rows = [make_row(i, length, [(start, length)]) for i, (length, start) in enumerate(shapes)]
+    rows = [row for row in rows if slot_mask(row.loss_mask_T, 0, "strict").any()]
+    if not rows:
+        return
+    with torch.no_grad():
+        together = ttt.unroll(draft, make_batch(rows, steps))
+        alone = torch.cat([ttt.unroll(draft, make_batch([row], steps)) for row in rows], dim=1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_without_anything_to_train_is_refused(rows):
+    for row in rows:
+        row.loss_mask_T[:] = False
+    with pytest.raises(ValueError, match="no row of this batch has a slot to train"):
+        make_batch(rows, 3)

@@ -1,0 +1,52 @@
+"""The draft vocabulary map."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from eagle3lab.draft.vocab import VocabError, VocabMap, build_vocab, count_tokens
+
+
+def test_by_hand():
+    counts = count_tokens([(torch.tensor([5, 2, 2, 7, 7, 7]), torch.tensor([False, True, True, True, True, True]))], 9)
+    assert counts.tolist() == [0, 0, 2, 0, 0, 0, 0, 3, 0]  # the prompt's 5 is not counted
+    vocab = build_vocab(counts, 2)
+    assert vocab.target_ids_W.tolist() == [2, 7] and vocab.d2t().tolist() == [2, 6]
+    assert vocab.draft_ids().tolist() == [-1, -1, 0, -1, -1, -1, -1, 1, -1]
+    assert build_vocab(counts, 1).coverage(counts) == pytest.approx(3 / 5)
+
+
+def test_ties_go_to_the_lower_id():
+    assert build_vocab(torch.tensor([1, 4, 1, 1]), 2).target_ids_W.tolist() == [0, 1]
+
+
+def test_more_ids_than_seen_are_refused():
+    with pytest.raises(VocabError, match=r"draft_vocab_size=3, but only 2 distinct ids .* lower draft_vocab_size to 2"):
+        build_vocab(torch.tensor([0, 4, 1, 0]), 3)
+
+
+def test_absolute_ids_in_place_of_offsets_are_caught():
+    vocab = VocabMap(torch.tensor([1, 4, 6]), 9)
+    with pytest.raises(VocabError, match="d2t and t2d name different|outside"):
+        VocabMap.from_tensors(vocab.target_ids_W, vocab.t2d())
+
+
+@given(st.sets(st.integers(0, 59), min_size=1))
+def test_offsets_round_trip(ids):
+    vocab = VocabMap(torch.tensor(sorted(ids)), 60)
+    again = VocabMap.from_tensors(vocab.d2t(), vocab.t2d())
+    assert again.target_ids_W.tolist() == sorted(ids)
+    draft_ids = vocab.draft_ids()
+    assert all(int(draft_ids[target]) == place for place, target in enumerate(sorted(ids)))
+    assert int((draft_ids >= 0).sum()) == len(ids) == int(vocab.t2d().sum())
+
+
+def test_the_saved_map_reads_back_and_another_file_is_refused(tmp_path):
+    vocab = VocabMap(torch.tensor([1, 4, 6]), 9)
+    vocab.save(tmp_path / "map.safetensors")
+    assert torch.equal(VocabMap.load(tmp_path / "map.safetensors").target_ids_W, vocab.target_ids_W)
+    save_file({"d2t": vocab.d2t()}, tmp_path / "half.safetensors")
+    with pytest.raises(VocabError, match="not d2t and t2d"):
+        VocabMap.load(tmp_path / "half.safetensors")

@@ -1,0 +1,145 @@
+"""pyproject.toml, requirements.lock, environment.yml and what is installed must say the same."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from repository import PACKAGE, ROOT, imported, imports_of, modules
+
+# what the lock is written for; other systems need the same packages but for a few of their own
+LOCKED_FOR = {
+    "python_version": "3.11", "python_full_version": "3.11.9", "implementation_name": "cpython",
+    "platform_python_implementation": "CPython", "platform_machine": "x86_64",
+    "platform_system": "Linux", "sys_platform": "linux", "os_name": "posix",
+}  # fmt: skip
+RANGES = {"torch"}  # the lock's version and the one that sglang demands
+SERVER = {"sglang": "0.5.23"}  # in environment.yml alone, with the torch it demands:
+SERVER_TORCH = "2.14.1"
+# used by others, see pyproject.toml
+NOT_IMPORTED = {"accelerate", "gguf", "ipykernel", "jupyterlab", "tokenizers"}
+MISSION = set("jupyterlab papermill torch transformers sglang pandas matplotlib safetensors".split())
+
+
+def name_of(requirement: Requirement) -> str:
+    return canonicalize_name(requirement.name)
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DIRECT = {name_of(r): r for r in map(Requirement, PROJECT["dependencies"])}
+DEV = {name_of(r): r for r in map(Requirement, PROJECT["optional-dependencies"]["dev"])}
+LOCK_TEXT = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+LOCK_LINES = [line for line in LOCK_TEXT.splitlines() if not line.startswith("#")]
+LOCK = {name_of(r): r for r in map(Requirement, LOCK_LINES)}
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+CONDA_PIP = next(entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict))
+CONDA_PINS = {name_of(r): r for r in map(Requirement, [line for line in CONDA_PIP if line != "-e ."])}
+
+
+def pinned(requirement: Requirement) -> str:
+    """The version of an exact pin; AssertionError for anything else."""
+    match = re.fullmatch(r"==([\w.]+)", str(requirement.specifier))
+    assert match and not requirement.url and not requirement.marker, f"{requirement} is no exact pin"
+    return match.group(1)
+
+
+def test_the_lock_is_a_sorted_list_of_exact_pins():
+    for requirement in LOCK.values():
+        pinned(requirement)
+    assert len(LOCK) == len(LOCK_LINES)
+    assert sorted(LOCK_LINES, key=str.lower) == LOCK_LINES
+
+
+@pytest.mark.parametrize("name", sorted(DIRECT | DEV))
+def test_a_direct_dependency_has_the_same_version_in_the_lock(name):
+    declared = (DIRECT | DEV)[name]
+    if name in RANGES:
+        assert declared.specifier.contains(pinned(LOCK[name]))
+    else:
+        assert pinned(declared) == pinned(LOCK[name])
+
+
+def needed_packages() -> set[str]:
+    """Names of the direct dependencies and of all that they need in turn on the system the lock is for.
+
+    What torch needs of CUDA is left out: its CPU and CUDA builds differ there, and it pins those itself.
+    """
+    needed: set[str] = set()
+    waiting = [(name, frozenset(r.extras)) for name, r in (DIRECT | DEV).items()]
+    seen = set(waiting)
+    while waiting:
+        name, extras = waiting.pop()
+        needed.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            below = name_of(requirement)
+            if name == "torch" and re.match("nvidia-|cuda-|triton", below):
+                continue
+            wanted = any(
+                requirement.marker is None or requirement.marker.evaluate(LOCKED_FOR | {"extra": extra})
+                for extra in extras or {""}
+            )
+            item = (below, frozenset(requirement.extras))
+            if wanted and item not in seen:
+                seen.add(item)
+                waiting.append(item)
+    return needed
+
+
+def test_the_lock_holds_everything_needed_and_nothing_else():
+    needed = needed_packages()
+    assert needed - set(LOCK) == set(), "needed, but not locked"
+    assert set(LOCK) - needed == set(), "locked, but needed by nothing"
+
+
+def test_what_is_installed_is_what_is_locked():
+    for name, requirement in LOCK.items():
+        # a CPU build of torch differs by its local part only: 2.13.0+cpu
+        assert Version(metadata.version(name)).public == pinned(requirement), f"{name}: run `make env`"
+
+
+def test_the_conda_environment_has_the_direct_dependencies_and_the_server():
+    assert "-e ." in CONDA_PIP
+    assert MISSION <= set(CONDA_PINS)
+    assert set(CONDA_PINS) == set(DIRECT) | set(SERVER)
+    for name, requirement in CONDA_PINS.items():
+        if name in SERVER:
+            assert pinned(requirement) == SERVER[name]
+        elif name in RANGES:
+            assert DIRECT[name].specifier.contains(pinned(requirement))
+        else:
+            assert pinned(requirement) == pinned(DIRECT[name])
+    assert pinned(CONDA_PINS["torch"]) == SERVER_TORCH
+
+
+def test_both_environments_have_a_python_the_project_allows():
+    python = next(entry for entry in CONDA["dependencies"] if str(entry).startswith("python="))
+    allowed = Requirement(f"{PACKAGE}{PROJECT['requires-python']}").specifier
+    assert allowed.contains(python.removeprefix("python="))
+    assert allowed.contains(".".join(map(str, sys.version_info[:3])))
+
+
+def packages_behind(targets: Iterable[str]) -> set[str]:
+    """The distributions that hold the imported names, without the standard library and this project."""
+    installed = metadata.packages_distributions()
+    top = {target.split(".")[0] for target in targets} - {PACKAGE} - sys.stdlib_module_names
+    return {canonicalize_name(installed[name][0]) for name in top if name in installed}
+
+
+def test_every_import_of_the_package_is_a_direct_dependency():
+    targets = {target for name in modules() for target in imports_of(name)}
+    used = packages_behind(targets)
+    assert used - set(DIRECT) == set(), "imported, but not declared"
+    assert set(DIRECT) - used - NOT_IMPORTED == set(), "declared, but not imported"
+
+
+def test_every_import_of_the_tests_is_declared():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")]
+    used = packages_behind(target for tree in trees for target in imported("tests", tree, is_package=True))
+    assert used - set(DIRECT) - set(DEV) == set()
