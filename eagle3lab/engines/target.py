@@ -42,9 +42,13 @@ class TargetModel:
             raise ValueError(
                 f"{self.folder}: layer types {sorted(kinds)} are not served by the embedded engine"
             )
-        chosen = default_aux_layers(self.num_layers) if aux_layers is None else aux_layers
-        self.aux_layers = check_aux_layers(chosen, self.num_layers)
+        self._chosen_layers = None if aux_layers is None else check_aux_layers(aux_layers, self.num_layers)
         self._check_against_own_forward(LOGIT_TOLERANCE[dtype])
+
+    @property
+    def aux_layers(self) -> list[int]:
+        """The layers that are captured. Generation needs none, so a default that collides is refused only here."""
+        return default_aux_layers(self.num_layers) if self._chosen_layers is None else self._chosen_layers
 
     def config_end_ids(self) -> frozenset[int]:
         """End tokens named by generation_config.json, else by config.json."""
