@@ -52,8 +52,12 @@ def heldout_answers(corpus: str | Path, limit: int | None = None) -> list[dict]:
     for row in read_corpus(corpus, "heldout"):
         ((start, end),) = row["loss_spans"]
         if row["origin"] == "target" and end - start >= LEAST_ANSWER:
-            answer = {"id": row["id"], "set": row["set"], "prompt_ids": row["input_ids"][:start],
-                      "output_ids": row["input_ids"][start:end]}
+            answer = {
+                "id": row["id"],
+                "set": row["set"],
+                "prompt_ids": row["input_ids"][:start],
+                "output_ids": row["input_ids"][start:end],
+            }
             by_set.setdefault(row["set"], []).append(answer)
     return in_turn(by_set, limit)
 
@@ -68,8 +72,14 @@ def capture_answers(engine, answers: Iterable[dict], batch_tokens: int) -> Itera
         mask_T = spans_to_mask([[n_prompt, T]], T)
         slots = teacher_slots(mask_T)
         yield AnswerRow(
-            features.id, answer["set"], n_prompt, torch.as_tensor(features.input_ids_T), mask_T, features.aux_TAH,
-            slots, features.last_TH[slots],
+            features.id,
+            answer["set"],
+            n_prompt,
+            torch.as_tensor(features.input_ids_T),
+            mask_T,
+            features.aux_TAH,
+            slots,
+            features.last_TH[slots],
         )
 
 

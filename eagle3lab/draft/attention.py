@@ -109,7 +109,10 @@ class _FlashJoint(torch.autograd.Function):
             layout.grid(k0_SGD, layout.slot_cell_S, Q),
             layout.grid(v0_SGD, layout.slot_cell_S, Q),
             layout.grid(out_NQD, layout.anchor_cell_N),
-            joint_grid, 0.0, True, scale=scale,
+            joint_grid,
+            0.0,
+            True,
+            scale=scale,
         )
         dq_NQD = layout.flat(dq_grid, layout.anchor_cell_N)
         dk0 = layout.flat(dk_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2)

@@ -85,7 +85,9 @@ def make_batch(rows, ttt_steps: int, loss_mask_kind: str = "strict") -> TTTBatch
     A step whose teacher was not stored (its target state is missing) is not trained.
     Raises ValueError when no row has anything to train.
     """
-    parts = {name: [] for name in ("aux", "row", "pos", "next", "anchor", "input", "label", "teacher", "weight", "last")}
+    parts = {
+        name: [] for name in ("aux", "row", "pos", "next", "anchor", "input", "label", "teacher", "weight", "last")
+    }
     slots_before, teachers_before, row_index = 0, 0, 0
     steps_K1 = torch.arange(ttt_steps)[:, None]
     for row in rows:
@@ -120,10 +122,16 @@ def make_batch(rows, ttt_steps: int, loss_mask_kind: str = "strict") -> TTTBatch
     by_anchor = ("input", "label", "teacher", "weight")  # [K, N]: joined along N
     joined = {name: torch.cat(tensors, dim=1 if name in by_anchor else 0) for name, tensors in parts.items()}
     return TTTBatch(
-        aux_SAH=joined["aux"], row_S=joined["row"], position_S=joined["pos"],
-        next_ids_S=joined["next"], anchor_N=joined["anchor"],
-        input_ids_KN=joined["input"], label_ids_KN=joined["label"], teacher_KN=joined["teacher"],
-        weight_KN=joined["weight"], last_PH=joined["last"], rows=row_index,
+        aux_SAH=joined["aux"],
+        row_S=joined["row"],
+        position_S=joined["pos"],
+        next_ids_S=joined["next"],
+        anchor_N=joined["anchor"],
+        input_ids_KN=joined["input"],
+        label_ids_KN=joined["label"],
+        teacher_KN=joined["teacher"],
+        weight_KN=joined["weight"],
+        last_PH=joined["last"],
+        rows=row_index,
         longest=int(joined["pos"].max()) + 1,
     )
-

@@ -93,7 +93,9 @@ def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) 
     try:
         vocab = VocabMap.from_tensors(tensors.pop("d2t"), tensors.pop("t2d"))
     except KeyError as error:
-        raise CheckpointError(f"{folder / WEIGHTS}: no tensor {error}: engines would draft wrong tokens silently") from None
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: no tensor {error}: engines would draft wrong tokens silently"
+        ) from None
     except VocabError as error:
         raise CheckpointError(f"{folder / WEIGHTS}: {error}") from None
     if vocab.vocab_size != config.vocab_size or vocab.size != config.draft_vocab_size:
@@ -136,7 +138,9 @@ def read_draft_config(folder: str | Path) -> DraftConfig:
         raise CheckpointError(f"{folder}: not a drafter folder of this project ({error})") from error
     expected = engine_config(draft_config)
     if differing := [key for key, value in expected.items() if config.get(key) != value]:
-        raise CheckpointError(f"{folder / CONFIG}: {', '.join(differing)} differ from {TRAINING}: the folder was edited")
+        raise CheckpointError(
+            f"{folder / CONFIG}: {', '.join(differing)} differ from {TRAINING}: the folder was edited"
+        )
     return draft_config
 
 

@@ -26,7 +26,9 @@ def answer_hits(draft, rows: Iterable, num_steps: int, rows_at_once: int = 8) ->
         trained = [row for row in chunk if int(row.loss_mask_T.sum()) >= 2]
         if trained:
             batch = make_batch(trained, num_steps)
-            predicted_KN = torch.stack([draft.target_ids_W[draft.logits(y_NH).argmax(-1)] for y_NH in unroll(draft, batch)])
+            predicted_KN = torch.stack(
+                [draft.target_ids_W[draft.logits(y_NH).argmax(-1)] for y_NH in unroll(draft, batch)]
+            )
             hit_KN = (predicted_KN == batch.label_ids_KN) & (batch.weight_KN > 0)
             row_N, position_N = batch.row_S[batch.anchor_N], batch.position_S[batch.anchor_N]
         for row in chunk:

@@ -52,7 +52,9 @@ class DraftConfig:
         c = target_config
         heads = c.num_attention_heads
         latent_attention = getattr(c, "kv_lora_rank", None) is not None  # MLA has no per-head k/v to imitate
-        head_dim = c.hidden_size // heads if latent_attention else getattr(c, "head_dim", None) or c.hidden_size // heads
+        head_dim = (
+            c.hidden_size // heads if latent_attention else getattr(c, "head_dim", None) or c.hidden_size // heads
+        )
         values = {
             "hidden_size": c.hidden_size,
             "intermediate_size": c.intermediate_size,
@@ -207,8 +209,11 @@ class Eagle3Draft(nn.Module):
         if T > 1:
             mask_TC = torch.ones(T, C, dtype=torch.bool, device=q_TQD.device).tril(C - T)
         out_QTD = F.scaled_dot_product_attention(
-            q_TQD.transpose(0, 1)[None], k_CND.transpose(0, 1)[None], v_CND.transpose(0, 1)[None],
-            attn_mask=mask_TC, enable_gqa=True,
+            q_TQD.transpose(0, 1)[None],
+            k_CND.transpose(0, 1)[None],
+            v_CND.transpose(0, 1)[None],
+            attn_mask=mask_TC,
+            enable_gqa=True,
         )[0]
         return self.after_attention(f_TH, out_QTD.transpose(0, 1))
 

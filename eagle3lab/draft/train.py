@@ -81,7 +81,9 @@ class Trainer:
     folder: checkpoints go there; an unfinished training of the same identity continues from its newest one.
     """
 
-    def __init__(self, draft, lengths: Mapping[str, int], read_row, target_head_VH, recipe: Recipe, folder, identity=None):
+    def __init__(
+        self, draft, lengths: Mapping[str, int], read_row, target_head_VH, recipe: Recipe, folder, identity=None
+    ):
         self.draft, self.read_row, self.recipe, self.folder = draft, read_row, recipe, Path(folder)
         self.plan = training_plan(lengths, recipe.batch_tokens, recipe.accumulate, recipe.epochs, recipe.seed)
         self.dtype = getattr(torch, recipe.compute_dtype)
@@ -90,8 +92,11 @@ class Trainer:
         self.draft_id_V = VocabMap(draft.target_ids_W, draft.config.vocab_size).draft_ids()
         self.optimizers = build_optimizers(draft, recipe)
         self.identity = {
-            "recipe": recipe.to_dict(), "draft": draft.config.to_dict(), "steps": len(self.plan),
-            "rows": len(lengths), **(identity or {}),
+            "recipe": recipe.to_dict(),
+            "draft": draft.config.to_dict(),
+            "steps": len(self.plan),
+            "rows": len(lengths),
+            **(identity or {}),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         self.step = load_state(self.folder, draft, self.optimizers, self.identity)
@@ -119,12 +124,21 @@ class Trainer:
             if log:
                 now = time.perf_counter()
                 rate, then, slots_then = (slots - slots_then) / (now - then), now, slots
-                yield {"step": self.step, "steps": self.total_steps, **row, "tokens": slots,
-                       "tokens_per_second": rate, "seconds": now - started}
+                yield {
+                    "step": self.step,
+                    "steps": self.total_steps,
+                    **row,
+                    "tokens": slots,
+                    "tokens_per_second": rate,
+                    "seconds": now - started,
+                }
 
     def _optimize(self, micro_batches, count: bool) -> dict:
         recipe = self.recipe
-        batches = [make_batch([self.read_row(i) for i in ids], recipe.ttt_steps, recipe.loss_mask_kind) for ids in micro_batches]
+        batches = [
+            make_batch([self.read_row(i) for i in ids], recipe.ttt_steps, recipe.loss_mask_kind)
+            for ids in micro_batches
+        ]
         if recipe.denominator == "valid":
             denominator_K = sum(batch.weight_KN.sum(1) for batch in batches).clamp(min=1)
         else:
@@ -132,8 +146,15 @@ class Trainer:
         loss_sum, right_K = 0.0, torch.zeros(recipe.ttt_steps)
         for batch in batches:
             loss, correct_KN = ttt_loss(
-                self.work, batch, self.teacher_head_WH, self.draft_id_V, recipe.step_weights(), denominator_K,
-                recipe.lk_weight, recipe.drop_oov, count,
+                self.work,
+                batch,
+                self.teacher_head_WH,
+                self.draft_id_V,
+                recipe.step_weights(),
+                denominator_K,
+                recipe.lk_weight,
+                recipe.drop_oov,
+                count,
             )
             loss.backward()
             loss_sum += loss.item()
@@ -143,8 +164,12 @@ class Trainer:
         if not (grad_norm < float("inf") and loss_sum == loss_sum):
             raise TrainingDiverged(self._save_batch(micro_batches, loss_sum, grad_norm))
         trained_K = sum(batch.weight_KN.sum(1) for batch in batches)
-        row = {"slots": sum(batch.row_S.numel() for batch in batches), "loss": loss_sum, "grad_norm": grad_norm,
-               "lr": recipe.lr * factor}
+        row = {
+            "slots": sum(batch.row_S.numel() for batch in batches),
+            "loss": loss_sum,
+            "grad_norm": grad_norm,
+            "lr": recipe.lr * factor,
+        }
         if count:
             row["acceptance"] = (right_K / trained_K.clamp(min=1)).tolist()
         return row

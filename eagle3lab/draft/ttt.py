@@ -109,6 +109,13 @@ def ttt_loss(
     y_KNH = unroll(draft, batch)
     weight_KN = loss_weights(batch, draft_id_V, step_weights_K, denominator_K, drop_oov)
     return VocabularyLoss.apply(
-        draft.norm(y_KNH), draft.lm_head.weight, batch.last_PH.to(y_KNH.dtype), teacher_head_WH,
-        batch.teacher_KN, weight_KN, label_ids(batch, draft_id_V), lk_weight, count,
+        draft.norm(y_KNH),
+        draft.lm_head.weight,
+        batch.last_PH.to(y_KNH.dtype),
+        teacher_head_WH,
+        batch.teacher_KN,
+        weight_KN,
+        label_ids(batch, draft_id_V),
+        lk_weight,
+        count,
     )

@@ -30,7 +30,9 @@ class VocabMap:
         if ids.dtype != torch.int64 or ids.dim() != 1 or ids.numel() == 0:
             raise VocabError(f"target ids must be a non-empty int64 vector, got {ids.dtype} {tuple(ids.shape)}")
         if not bool((ids[1:] > ids[:-1]).all()):
-            raise VocabError("target ids of the draft vocabulary are not strictly increasing: is d2t stored as absolute ids?")
+            raise VocabError(
+                "target ids of the draft vocabulary are not strictly increasing: is d2t stored as absolute ids?"
+            )
         if int(ids[0]) < 0 or int(ids[-1]) >= self.vocab_size:
             raise VocabError(f"target ids run from {int(ids[0])} to {int(ids[-1])}, outside 0..{self.vocab_size - 1}")
 

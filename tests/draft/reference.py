@@ -24,10 +24,12 @@ def rope(x_HD, position, theta):
 
 
 def qkv(w, c, f, token, position, embed):
-    u = torch.cat([
-        rms(embed[token], w["midlayer.input_layernorm.weight"], c.rms_norm_eps),
-        rms(f, w["midlayer.hidden_norm.weight"], c.rms_norm_eps),
-    ])
+    u = torch.cat(
+        [
+            rms(embed[token], w["midlayer.input_layernorm.weight"], c.rms_norm_eps),
+            rms(f, w["midlayer.hidden_norm.weight"], c.rms_norm_eps),
+        ]
+    )
     q = (w["midlayer.self_attn.q_proj.weight"] @ u).view(c.num_attention_heads, c.head_dim)
     k = (w["midlayer.self_attn.k_proj.weight"] @ u).view(c.num_key_value_heads, c.head_dim)
     v = (w["midlayer.self_attn.v_proj.weight"] @ u).view(c.num_key_value_heads, c.head_dim)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from conftest import A, H, V, W, make_draft
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.draft import checkpoint
 from eagle3lab.draft.checkpoint import CheckpointError, engine_config, export_draft, load_draft
+from tests.draft.samples import A, H, V, W, make_draft
 
 
 @pytest.fixture
@@ -20,13 +20,21 @@ def test_names_shapes_dtypes_of_the_format(folder):
     tensors = load_file(folder / "model.safetensors")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     assert shapes == {
-        "midlayer.input_layernorm.weight": (H,), "midlayer.hidden_norm.weight": (H,),
+        "midlayer.input_layernorm.weight": (H,),
+        "midlayer.hidden_norm.weight": (H,),
         "midlayer.post_attention_layernorm.weight": (H,),
-        "midlayer.self_attn.q_proj.weight": (32, 2 * H), "midlayer.self_attn.k_proj.weight": (16, 2 * H),
-        "midlayer.self_attn.v_proj.weight": (16, 2 * H), "midlayer.self_attn.o_proj.weight": (H, 32),
-        "midlayer.mlp.gate_proj.weight": (24, H), "midlayer.mlp.up_proj.weight": (24, H),
-        "midlayer.mlp.down_proj.weight": (H, 24), "fc.weight": (H, A * H), "norm.weight": (H,),
-        "lm_head.weight": (W, H), "d2t": (W,), "t2d": (V,),
+        "midlayer.self_attn.q_proj.weight": (32, 2 * H),
+        "midlayer.self_attn.k_proj.weight": (16, 2 * H),
+        "midlayer.self_attn.v_proj.weight": (16, 2 * H),
+        "midlayer.self_attn.o_proj.weight": (H, 32),
+        "midlayer.mlp.gate_proj.weight": (24, H),
+        "midlayer.mlp.up_proj.weight": (24, H),
+        "midlayer.mlp.down_proj.weight": (H, 24),
+        "fc.weight": (H, A * H),
+        "norm.weight": (H,),
+        "lm_head.weight": (W, H),
+        "d2t": (W,),
+        "t2d": (V,),
     }
     assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
     assert tensors["fc.weight"].dtype == torch.bfloat16

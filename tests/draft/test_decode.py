@@ -25,8 +25,12 @@ def feature_rows(engine, completions):
         mask_T = spans_to_mask([[prompts[features.id], len(texts[features.id])]], len(texts[features.id]))
         slots = teacher_slots(mask_T)
         rows[features.id] = SimpleNamespace(
-            id=features.id, input_ids_T=torch.tensor(texts[features.id]), loss_mask_T=mask_T, aux_TAH=features.aux_TAH,
-            last_slots=slots, last_MH=features.last_TH[slots],
+            id=features.id,
+            input_ids_T=torch.tensor(texts[features.id]),
+            loss_mask_T=mask_T,
+            aux_TAH=features.aux_TAH,
+            last_slots=slots,
+            last_MH=features.last_TH[slots],
         )
     return rows
 

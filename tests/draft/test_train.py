@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import V, make_draft, make_row
 
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe, schedule
 from eagle3lab.draft.state import StateError
 from eagle3lab.draft.train import Trainer, TrainingDiverged, warm_start
+from tests.draft.samples import V, make_draft, make_row
 
 RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
 
@@ -54,7 +54,8 @@ def test_accumulated_micro_batches_equal_one_large_batch(tmp_path, head):
     """12 rows in one batch, or in several: the same gradient, because denominators are counted over the whole step."""
     large = dataclasses.replace(RECIPE, epochs=1, batch_tokens=10_000)
     small = dataclasses.replace(RECIPE, epochs=1, batch_tokens=30, accumulate=100)
-    (one, draft_one), (many, draft_many) = training(tmp_path, head, large, "one"), training(tmp_path, head, small, "many")
+    one, _ = training(tmp_path, head, large, "one")
+    many, _ = training(tmp_path, head, small, "many")
     assert one.total_steps == many.total_steps == 1 and len(many.plan[0]) > 3
     row_one, row_many = list(one.run())[-1], list(many.run())[-1]
     assert row_one["loss"] == pytest.approx(row_many["loss"], rel=1e-5)
@@ -121,7 +122,9 @@ def test_schedule_by_hand():
     assert schedule(11, 20, recipe) == pytest.approx(0.5)  # half-way through the 18 cosine steps
 
 
-@pytest.mark.parametrize("change", [{"ttt_steps": 0}, {"optimizer": "sgd"}, {"loss_mask_kind": "none"}, {"lk_weight": 1.5}])
+@pytest.mark.parametrize(
+    "change", [{"ttt_steps": 0}, {"optimizer": "sgd"}, {"loss_mask_kind": "none"}, {"lk_weight": 1.5}]
+)
 def test_bad_recipes_are_refused_by_name(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         Recipe(**change)

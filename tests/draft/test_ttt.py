@@ -3,15 +3,15 @@
 import itertools
 
 import pytest
-import reference
 import torch
-from conftest import make_draft, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lab.draft import attention, ttt
 from eagle3lab.draft.batch import make_batch, slot_mask
 from eagle3lab.draft.recipe import Recipe
+from tests.draft import reference
+from tests.draft.samples import make_draft, make_row
 
 
 def package_loss(draft, rows, recipe, head_VH):
@@ -21,8 +21,14 @@ def package_loss(draft, rows, recipe, head_VH):
     draft_id_V = torch.full((draft.config.vocab_size,), -1)
     draft_id_V[draft.target_ids_W] = torch.arange(draft.config.draft_vocab_size)
     loss, _ = ttt.ttt_loss(
-        draft, batch, head_VH[draft.target_ids_W], draft_id_V, recipe.step_weights(), denominator_K,
-        recipe.lk_weight, recipe.drop_oov,
+        draft,
+        batch,
+        head_VH[draft.target_ids_W],
+        draft_id_V,
+        recipe.step_weights(),
+        denominator_K,
+        recipe.lk_weight,
+        recipe.drop_oov,
     )
     return loss
 
@@ -48,7 +54,9 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", SWITCHES, ids=lambda r: f"{r.loss_mask_kind}-{r.denominator}-{r.drop_oov}-{r.lk_weight}")
+@pytest.mark.parametrize(
+    "recipe", SWITCHES, ids=lambda r: f"{r.loss_mask_kind}-{r.denominator}-{r.drop_oov}-{r.lk_weight}"
+)
 def test_loss_and_gradient_equal_the_double_loop(draft, rows, head, recipe):
     expected, weights = reference_loss(draft, rows, recipe, head)
     expected.backward()
@@ -57,7 +65,9 @@ def test_loss_and_gradient_equal_the_double_loop(draft, rows, head, recipe):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for name, parameter in draft.named_parameters():
         gradient = weights[name].grad if weights[name].grad is not None else torch.zeros_like(weights[name])
-        torch.testing.assert_close(parameter.grad.double(), gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter.grad.double(), gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
@@ -87,7 +97,11 @@ def test_flash_attention_equals_dense(rows, dtype, tolerance):
         assert (fast - slow).norm() <= tolerance * slow.norm()
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(0, 5), st.sampled_from(["strict", "shifted", "specforge"]))
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=24),
+    st.integers(0, 5),
+    st.sampled_from(["strict", "shifted", "specforge"]),
+)
 def test_slot_mask_is_the_definition(mask, step, kind):
     expected = [reference.trained(mask, t, step, kind, len(mask)) for t in range(len(mask))]
     assert slot_mask(torch.tensor(mask), step, kind).tolist() == expected

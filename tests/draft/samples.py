@@ -1,0 +1,52 @@
+"""A tiny drafter and random feature rows, made from seeds."""
+
+from types import SimpleNamespace
+
+import torch
+
+from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.features.slots import teacher_slots
+
+V, W, H, A, L = 40, 17, 16, 3, 8
+
+
+def make_row(seed: int, length: int, spans, dtype=torch.float32):
+    """A feature row with random tokens and states; `spans` are the generated parts."""
+    generator = torch.Generator().manual_seed(seed)
+    mask_T = torch.zeros(length, dtype=torch.bool)
+    for start, end in spans:
+        mask_T[start:end] = True
+    slots = teacher_slots(mask_T)
+    last_TH = torch.randn(length, H, generator=generator)
+    return SimpleNamespace(
+        id=f"row-{seed}",
+        input_ids_T=torch.randint(0, V, (length,), generator=generator),
+        loss_mask_T=mask_T,
+        aux_TAH=torch.randn(length, A, H, generator=generator).to(dtype),
+        last_slots=slots,
+        last_MH=last_TH[slots].to(dtype),
+    )
+
+
+def make_draft(seed: int = 0) -> Eagle3Draft:
+    config = DraftConfig(
+        hidden_size=H,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=V,
+        draft_vocab_size=W,
+        target_hidden_size=H,
+        aux_layers=(2, 4, 5),
+        target_num_layers=L,
+        rms_norm_eps=1e-6,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    target_ids = torch.randperm(V, generator=generator)[:W].sort().values
+    draft = Eagle3Draft(config, torch.randn(V, H, generator=generator), target_ids)
+    with torch.no_grad():
+        for parameter in draft.parameters():  # larger than the usual start, so that every path matters
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.3 if parameter.dim() == 2 else 1 + 0.2 * noise)
+    return draft
