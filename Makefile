@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(if $(CI),--
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 FAST := not notebooks and not sglang and not slow
 
-.PHONY: help env demo smoke lab test test-fast lint hooks clean
+.PHONY: help env demo smoke lab test test-fast bench lint hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: env lint ## the linter and every test
 
 test-fast: env ## the tests that need neither notebooks nor a server
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "$(FAST)"
+
+bench: env ## speed as ratios against a baseline in the same run
+	$(BIN)/python -m benchmarks.training
 
 lint: env ## ruff over code, tests and notebooks
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from eagle3lab.draft.aux_layers import are_default, sglang_layer_ids
 from eagle3lab.draft.model import DraftConfig, Eagle3Draft
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
@@ -20,11 +21,6 @@ WEIGHTS, CONFIG, TRAINING = "model.safetensors", "config.json", "training.json"
 
 class CheckpointError(ValueError):
     """A drafter folder that is not what it says."""
-
-
-def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers every engine takes when the config names none, as hs indices."""
-    return (2, num_layers // 2, num_layers - 3)
 
 
 def engine_config(c: DraftConfig) -> dict:
@@ -50,9 +46,9 @@ def engine_config(c: DraftConfig) -> dict:
         "tie_word_embeddings": False,
         "eagle_config": eagle,
     }
-    if c.aux_layers != default_aux_layers(c.target_num_layers):
-        # SGLang reads explicit ids as "after layer k", which is hs[k+1]; vLLM prefers the top-level hs indices.
-        eagle["eagle_aux_hidden_state_layer_ids"] = [k - 1 for k in c.aux_layers]
+    if not are_default(c.aux_layers, c.target_num_layers):
+        # SGLang reads the ids in eagle_config; vLLM prefers the top-level ones, which are hs indices.
+        eagle["eagle_aux_hidden_state_layer_ids"] = sglang_layer_ids(c.aux_layers)
         config["eagle_aux_hidden_state_layer_ids"] = list(c.aux_layers)
     return config
 

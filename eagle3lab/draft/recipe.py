@@ -23,13 +23,13 @@ class Recipe:
     lk_weight: float = 0.0
     optimizer: str = "muon"  # "muon": Muon on the block's matrices, AdamW on head and norms; "adamw": AdamW on all
     lr: float = 3e-3
-    head_lr: float = 1e-3
+    head_lr: float = 3e-3
     weight_decay: float = 0.0
     warmup_share: float = 0.05
     final_lr_share: float = 0.02
     clip_norm: float = 1.0
     epochs: int = 1
-    batch_tokens: int = 2048  # slots of one micro-batch, padding included
+    batch_tokens: int = 512  # slots of one micro-batch, padding included
     accumulate: int = 1  # micro-batches of one optimizer step
     compute_dtype: str = "bfloat16"
     seed: int = 0

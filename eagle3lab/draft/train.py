@@ -31,19 +31,14 @@ class TrainingDiverged(RuntimeError):
 
 @torch.no_grad()
 def warm_start(draft, target_head_VH: torch.Tensor, target_norm_H: torch.Tensor) -> None:
-    """Starts head and final norm from the target's, passes the last aux state through, and mutes the block.
+    """Starts head and final norm from the target's own, where the widths agree.
 
-    The drafter then begins as "the target's late state read by the target's own head" instead of noise.
+    The block and `fc` stay random: passing the last aux state through and muting the block was tried and lost
+    (dev/LOG.md).
     """
-    c = draft.config
-    if target_head_VH.shape[1] == c.hidden_size:
+    if target_head_VH.shape[1] == draft.config.hidden_size:
         draft.lm_head.weight.copy_(target_head_VH[draft.target_ids_W].to(draft.lm_head.weight.dtype))
         draft.norm.weight.copy_(target_norm_H)
-    if c.target_hidden_size == c.hidden_size:
-        draft.fc.weight.mul_(0.3)
-        draft.fc.weight[:, -c.hidden_size :] += torch.eye(c.hidden_size)
-        draft.midlayer.self_attn.o_proj.weight.zero_()
-        draft.midlayer.mlp.down_proj.weight.zero_()
 
 
 def new_draft(target_folder: str | Path, aux_layers, vocab: VocabMap, weights: TargetWeights, seed: int) -> Eagle3Draft:
@@ -116,7 +111,7 @@ class Trainer:
         then = started
         while self.step < self.total_steps:
             log = (self.step + 1) % log_every == 0 or self.step + 1 == self.total_steps
-            row = self._optimize(self.plan[self.step], count=log)
+            row = self._optimize(self.plan[self.step], measure=log)
             slots += row.pop("slots")
             self.step += 1
             if self.step % checkpoint_every == 0 or self.step == self.total_steps:
@@ -133,7 +128,7 @@ class Trainer:
                     "seconds": now - started,
                 }
 
-    def _optimize(self, micro_batches, count: bool) -> dict:
+    def _optimize(self, micro_batches, measure: bool) -> dict:
         recipe = self.recipe
         batches = [
             make_batch([self.read_row(i) for i in ids], recipe.ttt_steps, recipe.loss_mask_kind)
@@ -154,7 +149,7 @@ class Trainer:
                 denominator_K,
                 recipe.lk_weight,
                 recipe.drop_oov,
-                count,
+                measure,
             )
             loss.backward()
             loss_sum += loss.item()
@@ -170,7 +165,7 @@ class Trainer:
             "grad_norm": grad_norm,
             "lr": recipe.lr * factor,
         }
-        if count:
+        if measure:
             row["acceptance"] = (right_K / trained_K.clamp(min=1)).tolist()
         return row
 

@@ -56,11 +56,12 @@ class VocabularyLoss(torch.autograd.Function):
 
     Inputs: x_KNH normalised outputs, head_WH draft head, last_PH teacher states, teacher_head_WH the target's output
     rows of the draft vocabulary, teacher_KN index into P, weight_KN, label_KN draft ids of the true tokens (-1: none).
-    Returns (loss, correct_KN bool: the draft's argmax is the true token; all False unless `count`, it costs a pass).
+    Returns (loss, correct_KN bool: the draft's argmax is the true token). Both are for the record and cost passes over
+    the logits; without `measure` they are 0 and False, while the gradients are always there.
     """
 
     @staticmethod
-    def forward(ctx, x_KNH, head_WH, last_PH, teacher_head_WH, teacher_KN, weight_KN, label_KN, lk_weight, count):
+    def forward(ctx, x_KNH, head_WH, last_PH, teacher_head_WH, teacher_KN, weight_KN, label_KN, lk_weight, measure):
         K, N, H = x_KNH.shape
         x_MH, weight_M = x_KNH.reshape(-1, H), weight_KN.flatten()
         teacher_M, label_M = teacher_KN.flatten(), label_KN.flatten()
@@ -75,19 +76,17 @@ class VocabularyLoss(torch.autograd.Function):
             p_CW = (last_PH[start : start + CHUNK] @ teacher_head_WH.T).softmax(-1)[teacher_M[slots] - start]
             x_CH, w_C1 = x_MH[slots], weight_M[slots, None]
             z_CW = x_CH @ head_WH.T
-            if count:
-                correct_M[slots] = z_CW.argmax(-1) == label_M[slots]
+            if measure:
+                correct_M[slots] = z_CW.max(-1).indices == label_M[slots]  # max is faster than argmax on a CPU
             log_q_CW = z_CW.log_softmax(-1)
             q_CW = log_q_CW.exp()
-            cross_C = -torch.linalg.vecdot(p_CW, log_q_CW).float()
+            if measure:
+                loss += (w_C1[:, 0] * _slot_losses(p_CW, log_q_CW, q_CW, lk_weight)).sum()
             if lk_weight:
                 below_CW = (q_CW < p_CW).to(q_CW.dtype)
-                accept_C = torch.minimum(p_CW, q_CW).sum(-1).float()
-                loss += (w_C1[:, 0] * ((1 - lk_weight) * cross_C + lk_weight * (1 - accept_C))).sum()
                 mass_C1 = (q_CW * below_CW).sum(-1, keepdim=True)
                 dz_CW = (1 - lk_weight) * (q_CW - p_CW) + lk_weight * q_CW * (mass_C1 - below_CW)
             else:
-                loss += (w_C1[:, 0] * cross_C).sum()
                 dz_CW = q_CW.sub_(p_CW)
             dz_CW = dz_CW.mul_(w_C1.to(dz_CW.dtype))
             dx_MH[slots] = dz_CW @ head_WH
@@ -102,10 +101,19 @@ class VocabularyLoss(torch.autograd.Function):
         return dx_KNH * grad_loss, dhead_WH * grad_loss, None, None, None, None, None, None, None
 
 
+def _slot_losses(p_CW, log_q_CW, q_CW, lk_weight):
+    """Loss of each slot, float32 [C]."""
+    cross_C = -torch.linalg.vecdot(p_CW, log_q_CW).float()
+    if not lk_weight:
+        return cross_C
+    accept_C = torch.minimum(p_CW, q_CW).sum(-1).float()
+    return (1 - lk_weight) * cross_C + lk_weight * (1 - accept_C)
+
+
 def ttt_loss(
-    draft, batch, teacher_head_WH, draft_id_V, step_weights_K, denominator_K, lk_weight=0.0, drop_oov=True, count=False
+    draft, batch, teacher_head_WH, draft_id_V, step_weights_K, denominator_K, lk_weight=0.0, drop_oov=True, measure=True
 ):
-    """Loss of a batch (scalar float32) and which trained predictions were right (bool [K, N], only if `count`)."""
+    """Loss of a batch (scalar float32) and which trained predictions were right (bool [K, N]); see VocabularyLoss."""
     y_KNH = unroll(draft, batch)
     weight_KN = loss_weights(batch, draft_id_V, step_weights_K, denominator_K, drop_oov)
     return VocabularyLoss.apply(
@@ -117,5 +125,5 @@ def ttt_loss(
         weight_KN,
         label_ids(batch, draft_id_V),
         lk_weight,
-        count,
+        measure,
     )

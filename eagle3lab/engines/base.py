@@ -11,10 +11,6 @@ from typing import Literal, Protocol
 import torch
 
 
-class CollidingLayersError(ValueError):
-    """The default aux layers of a target are not three different layers."""
-
-
 class ContextError(ValueError):
     """A row does not fit into the target's context."""
 
@@ -83,31 +79,6 @@ class Engine(Protocol):
 
     def speculate(self, draft, requests: Iterable[Request], num_steps: int) -> Iterator[SpecCompletion]:
         """Decodes each request with a draft; the output is that of greedy `generate`."""
-
-
-def default_aux_layers(num_layers: int) -> list[int]:
-    """hs indices [2, L//2, L-3] of a target with L layers, the default of EAGLE-3, SGLang and vLLM.
-
-    Raises CollidingLayersError when two of them are equal or out of order (few layers).
-    """
-    layers = [2, num_layers // 2, num_layers - 3]
-    if not layers[0] < layers[1] < layers[2]:
-        raise CollidingLayersError(
-            f"a target with {num_layers} layers has the default aux layers {layers}, which are not "
-            "three increasing layers; name aux_layers yourself, three different ids in "
-            f"0..{num_layers - 1}"
-        )
-    return layers
-
-
-def check_aux_layers(aux_layers: Iterable[int], num_layers: int) -> list[int]:
-    """The layers as a list. Raises ValueError for duplicates and for ids outside 0..L-1."""
-    layers = [int(layer) for layer in aux_layers]
-    if not layers or len({*layers}) < len(layers):
-        raise CollidingLayersError(f"aux_layers={layers} must be different layers, at least one")
-    if min(layers) < 0 or max(layers) >= num_layers:
-        raise ValueError(f"aux_layers={layers} are hs indices and must lie in 0..{num_layers - 1}")
-    return layers
 
 
 def check_tokens(row_id: str, input_ids: Collection[int], vocab_size: int) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
+from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines import attention
-from eagle3lab.engines.base import NonFiniteError, check_aux_layers, default_aux_layers
+from eagle3lab.engines.base import NonFiniteError
 from eagle3lab.engines.kv import KVCache
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,6 +31,7 @@ class TargetModel:
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
         self.folder, self.device = Path(folder), torch.device(device)
+        transformers_logging.disable_progress_bar()  # progress is shown by the run, one display a notebook
         model = AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=DTYPES[dtype], attn_implementation=attention.register(), local_files_only=True
         )

@@ -13,7 +13,7 @@ from typing import Any
 from .artefacts import checked_path, manifest_digest, read_manifest
 from .files import read_json
 from .params import run_parameter
-from .records import OK, RESULTS, all_records, newest, read_record
+from .records import OK, RESULTS, all_records, read_record
 from .root import show_path
 from .stages import Stage, get_stage
 
@@ -80,31 +80,122 @@ def identify(
     return Identity(fingerprint, f"{profile}-{stage}-{fingerprint[:8]}")
 
 
-def find_upstream(stage: Stage, upstream: str, wanted: str, profile: str, runs_dir: Path) -> UpstreamRun:
-    """The run of `upstream` that `stage` reads: `wanted` is a run id, or "latest" for the newest ok one of
-    the profile.
+def ancestors(record: Mapping[str, Any], runs_dir: Path) -> dict[str, str]:
+    """Stage -> run id of everything a run was made from, by the `upstream` entries of the records.
 
-    UpstreamError names the notebook that makes it and the command, when there is no such finished run.
+    The walk ends where a record is gone: what lies above it is unknown then.
     """
-    maker = get_stage(upstream)
-    way_out = f"run {maker.notebook} first: python -m eagle3lab run {profile} --only {upstream}"
-    if wanted == LATEST:
-        record = newest(all_records(runs_dir), upstream, profile, OK)
-        if record is None:
+    found = {stage: entry["run_id"] for stage, entry in record["upstream"].items()}
+    for run_id in list(found.values()):
+        above = read_record(runs_dir / run_id)
+        found = {**(ancestors(above, runs_dir) if above else {}), **found}
+    return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run seen as one that others are made from.
+
+    ancestors: stage -> run id of what it was (or will be) made from itself. pending: this chain has yet to run
+    it; its id, or an ancestor's, is None while that depends on runs before it.
+    """
+
+    run_id: str | None
+    ancestors: Mapping[str, str | None]
+    pending: bool = False
+
+    def lineage(self, stage: str) -> dict[str, str | None]:
+        """Stage -> run id, of itself and its ancestors; `stage` is its own."""
+        return {**self.ancestors, stage: self.run_id}
+
+
+def choose_upstream(
+    stage: Stage,
+    values: Mapping[str, Any],
+    profile: str,
+    runs_dir: Path,
+    chain: Mapping[str, Source] | None = None,
+) -> dict[str, Source]:
+    """The runs that `stage` reads, one for each of its needs, which all belong together.
+
+    1. A run named by its id in `<upstream>_run` is taken.
+    2. "latest" is settled from the last needed stage to the first. Where a run chosen so far was itself made
+       from a run of the stage in question, that ancestor is taken: the newest training decides which
+       inference the diagnostics read. Else it is the run that this `chain` (stage -> Source) holds, else the
+       newest ok run of the profile that was made from the runs named by id (the newest, if none was).
+    3. UpstreamError when a chosen run was made from another run than the chosen one of that stage; it names
+       both ids and the parameter to set. So it does when a run is missing or not ok, with the notebook that
+       makes it and the command.
+    """
+    chosen: dict[str, Source] = {}
+    for upstream in stage.needs:
+        if (wanted := values[run_parameter(upstream)]) != LATEST:
+            chosen[upstream] = _named(stage, upstream, wanted, profile, runs_dir)
+    named = {upstream: source.run_id for upstream, source in chosen.items()}
+    chain = chain or {}
+    for upstream in sorted(stage.needs, key=lambda name: get_stage(name).number, reverse=True):
+        if upstream in chosen:
+            continue
+        made_from = next((s.ancestors[upstream] for s in chosen.values() if upstream in s.ancestors), None)
+        if upstream in chain and made_from in (None, chain[upstream].run_id):
+            chosen[upstream] = chain[upstream]
+        elif made_from:
+            chosen[upstream] = _named(stage, upstream, made_from, profile, runs_dir)
+        else:
+            chosen[upstream] = _newest_fitting(stage, upstream, named, profile, runs_dir)
+    _refuse_mixed(stage, chosen)
+    return chosen
+
+
+def upstream_runs(stage: Stage, sources: Mapping[str, Source], runs_dir: Path) -> dict[str, UpstreamRun]:
+    """The chosen runs that are there already, in the order of the stage's needs."""
+    ids = {name: sources[name].run_id for name in stage.needs if not sources[name].pending}
+    return {name: UpstreamRun(name, run_id, runs_dir / run_id) for name, run_id in ids.items() if run_id}
+
+
+def _newest_fitting(
+    stage: Stage, upstream: str, named: Mapping[str, str | None], profile: str, runs_dir: Path
+) -> Source:
+    wanted = (upstream, profile, OK)
+    records = [r for r in all_records(runs_dir) if (r["stage"], r["profile"], r["state"]) == wanted]
+    if not records:
+        raise UpstreamError(
+            f"{stage.name} needs a finished {upstream} run of profile {profile!r} in "
+            f"{show_path(runs_dir)}, and there is none; {_way_out(upstream, profile)}"
+        )
+    sources = [Source(record["run_id"], ancestors(record, runs_dir)) for record in reversed(records)]
+    fitting = (s for s in sources if all(s.ancestors.get(name, run) == run for name, run in named.items()))
+    return next(fitting, sources[0])  # none fits: the newest, which is then refused by name
+
+
+def _named(stage: Stage, upstream: str, run_id: str, profile: str, runs_dir: Path) -> Source:
+    record = read_record(runs_dir / run_id)
+    if record is None:
+        raise UpstreamError(
+            f"{stage.name} needs the run {run_id!r} ({run_parameter(upstream)}), which is not in "
+            f"{show_path(runs_dir)}; {_way_out(upstream, profile)}"
+        )
+    if record["stage"] != upstream or record["state"] != OK:
+        raise UpstreamError(
+            f"{run_id} is a {record['stage']} run in state {record['state']!r}; {stage.name} "
+            f"needs an ok {upstream} run; {_way_out(upstream, profile)}"
+        )
+    return Source(run_id, ancestors(record, runs_dir))
+
+
+def _refuse_mixed(stage: Stage, chosen: Mapping[str, Source]) -> None:
+    for below, source in chosen.items():
+        for above, other in chosen.items():
+            made_from = source.ancestors.get(above)
+            if None in (made_from, other.run_id) or made_from == other.run_id:
+                continue
             raise UpstreamError(
-                f"{stage.name} needs a finished {upstream} run of profile {profile!r} in "
-                f"{show_path(runs_dir)}, and there is none; {way_out}"
+                f"{stage.name} cannot mix runs: {source.run_id or f'the {below} run of this chain'} was made "
+                f"from {made_from}, not from {other.run_id}; set {run_parameter(above)} to {made_from}, or "
+                f"{run_parameter(below)} to a run made from {other.run_id}"
             )
-    else:
-        record = read_record(runs_dir / wanted)
-        if record is None:
-            raise UpstreamError(
-                f"{stage.name} needs the run {wanted!r} ({run_parameter(upstream)}), which is not in "
-                f"{show_path(runs_dir)}; {way_out}"
-            )
-        if record["stage"] != upstream or record["state"] != OK:
-            raise UpstreamError(
-                f"{wanted} is a {record['stage']} run in state {record['state']!r}; {stage.name} "
-                f"needs an ok {upstream} run; {way_out}"
-            )
-    return UpstreamRun(upstream, record["run_id"], runs_dir / record["run_id"])
+
+
+def _way_out(upstream: str, profile: str) -> str:
+    notebook = get_stage(upstream).notebook
+    return f"run {notebook} first: python -m eagle3lab run {profile} --only {upstream}"

@@ -9,7 +9,7 @@ from typing import Any
 from .code_hash import code_digest, stage_code
 from .kernel_record import KernelRecord
 from .layers import common_names
-from .lineage import Identity, UpstreamRun, find_upstream, identify
+from .lineage import Identity, UpstreamRun, choose_upstream, identify, upstream_runs
 from .notebooks import assigned_names
 from .params import (
     CELL_DEFAULT,
@@ -38,9 +38,10 @@ def open_run(stage: str, namespace: MutableMapping[str, Any]) -> Run:
 
     Takes the NAMES of the parameters from the stage's notebook file and their VALUES from `namespace`, so
     that Jupyter, papermill and the runner give the same run. Values are fitted to their declared types and
-    put back into the namespace; `<upstream>_run = "latest"` becomes the id that was found. Raises
-    ParameterError (unknown name in papermill's injected cell, wrong type, impossible combination),
-    UpstreamError (a needed run is missing), RunBusy (another process writes this run).
+    put back into the namespace; `<upstream>_run = "latest"` becomes the id that was found (the rule stands
+    at `lineage.choose_upstream`). Raises ParameterError (unknown name in papermill's injected cell, wrong
+    type, impossible combination), UpstreamError (a needed run is missing, or the runs do not belong
+    together), RunBusy (another process writes this run).
     """
     spec = get_stage(stage)
     params = stage_parameters(stage)
@@ -50,11 +51,9 @@ def open_run(stage: str, namespace: MutableMapping[str, Any]) -> Run:
     refuse_impossible(stage, values)
     runs_dir = from_root(values["runs_dir"])
     asked = dict(values)
-    upstream: dict[str, UpstreamRun] = {}
-    for needed in spec.needs:
-        run = find_upstream(spec, needed, values[run_parameter(needed)], values["profile"], runs_dir)
-        upstream[needed] = run
-        values[run_parameter(needed)] = run.id
+    sources = choose_upstream(spec, values, values["profile"], runs_dir)
+    upstream = upstream_runs(spec, sources, runs_dir)
+    values |= {run_parameter(needed): run.id for needed, run in upstream.items()}
     namespace.update(values)
     code = stage_code(stage)
     identity = identify(stage, values["profile"], values, upstream, code_digest(code))

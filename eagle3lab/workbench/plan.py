@@ -9,7 +9,7 @@ from typing import Any
 
 from .artefacts import gone_files
 from .code_hash import changed_files, code_digest, stage_code
-from .lineage import LATEST, Identity, UpstreamRun, find_upstream, identify
+from .lineage import Identity, Source, UpstreamRun, choose_upstream, identify, upstream_runs
 from .params import Resolved, resolve_parameters, run_parameter, share_overrides
 from .records import OK, all_records, newest, observed_state, read_record
 from .root import from_root
@@ -20,8 +20,9 @@ from .stages import Stage, get_stage, select_stages
 class StagePlan:
     """One row of a plan.
 
-    identity is None while an upstream stage (`waits_for`) has yet to run. state: the state of the run found
-    under that identity, or None. why: the reason it runs, or "unchanged".
+    identity is None while an upstream stage (`waits_for`) has yet to run. ancestors: stage -> run id of all it
+    is made from (None: not known before others ran). state: the state of the run found under that identity, or
+    None. why: the reason it runs, or "unchanged".
     """
 
     stage: Stage
@@ -30,6 +31,7 @@ class StagePlan:
     runs_dir: Path
     code: dict[str, str]
     upstream: dict[str, UpstreamRun]
+    ancestors: dict[str, str | None]
     identity: Identity | None
     waits_for: str | None
     state: str | None
@@ -40,6 +42,12 @@ class StagePlan:
     def run_id(self) -> str:
         """The run id, or `after <stage>` while it is not known."""
         return self.identity.run_id if self.identity else f"after {self.waits_for}"
+
+    @property
+    def source(self) -> Source:
+        """This run as later stages of the chain see it."""
+        run_id = self.identity.run_id if self.identity else None
+        return Source(run_id, self.ancestors, pending=self.will_run)
 
     @property
     def folder(self) -> Path:
@@ -80,23 +88,19 @@ def plan_stage(
     resolved = resolve_parameters(stage, profile, overrides)
     runs_dir = from_root(resolved.values["runs_dir"])
     code = stage_code(stage)
-    upstream: dict[str, UpstreamRun] = {}
-    waits_for = None
-    for needed in spec.needs:
-        wanted = resolved.values[run_parameter(needed)]
-        before = (chain or {}).get(needed) if wanted == LATEST else None
-        if before is not None and before.will_run:
-            waits_for = needed
-        elif before is not None and before.identity is not None:
-            upstream[needed] = UpstreamRun(needed, before.run_id, before.folder)
-        else:
-            upstream[needed] = find_upstream(spec, needed, wanted, profile, runs_dir)
+    before = {name: row.source for name, row in (chain or {}).items()}
+    sources = choose_upstream(spec, resolved.values, profile, runs_dir, before)
+    upstream = upstream_runs(spec, sources, runs_dir)
+    waits_for = next((needed for needed in spec.needs if needed not in upstream), None)
+    ancestors = {above: run for name in spec.needs for above, run in sources[name].lineage(name).items()}
     chosen = {run_parameter(name): run.id for name, run in upstream.items()}
     resolved = replace(resolved, values={**resolved.values, **chosen})
     identity = None
     if waits_for is None:
         identity = identify(stage, profile, resolved.values, upstream, code_digest(code))
-    row = StagePlan(spec, profile, resolved, runs_dir, code, upstream, identity, waits_for, None, True, "")
+    row = StagePlan(
+        spec, profile, resolved, runs_dir, code, upstream, ancestors, identity, waits_for, None, True, ""
+    )  # fmt: skip
     return _judge(row, force)
 
 

@@ -19,6 +19,8 @@ from .root import from_root
 from .stages import get_stage
 
 Item = TypeVar("Item")
+HEADLINE = "headline"  # name of the headline results in results.json
+LONGEST_HEADLINE = 160
 
 
 class Run:
@@ -45,7 +47,7 @@ class Run:
         self._upstream = dict(upstream)
         self._kernel_record = kernel_record
         self._manifest: dict[str, dict[str, Any]] = {}
-        self._results: dict[str, Any] = {}
+        self._results: dict[str, Any] = {HEADLINE: []}
         self._progress = Progress(folder)
         read_jsonl(folder / METRICS, repair=True)  # a run that was cut off may have left half a line
 
@@ -89,13 +91,28 @@ class Run:
 
     def result(self, **values: Any) -> None:
         """Add named results (JSON scalars, lists, dicts); ValueError for NaN or infinity, TypeError for the
-        rest.
+        rest. The name "headline" is taken by `headline`.
         """
         for name, value in values.items():
+            if name == HEADLINE:
+                raise ValueError("headline results are added with run.headline(text)")
             try:
                 self._results[name] = json.loads(json.dumps(value, allow_nan=False))
             except (ValueError, TypeError) as error:
                 raise type(error)(f"result {name!r} = {value!r}: {error}") from error
+
+    def headline(self, text: str) -> None:
+        """Add one of the stage's most telling results to the status report: a readable line with its setting.
+
+        E.g. `accept length 1.53 (simulated, chain 3, temperature 0, 64 prompts)`. Lines are kept in order under
+        "headline" in results.json; a line that is there already is not added again (a cell run twice).
+        ValueError unless it is one line of 1 to 160 characters.
+        """
+        line = text.strip()
+        if not 1 <= len(line) <= LONGEST_HEADLINE or "\n" in line:
+            raise ValueError(f"a headline is one line of 1 to {LONGEST_HEADLINE} characters, not {text!r}")
+        if line not in self._results[HEADLINE]:
+            self._results[HEADLINE].append(line)
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl with the time (UTC, ISO 8601) under "time"."""
@@ -169,4 +186,4 @@ class Run:
         write_json_atomic(self.folder / MANIFEST, dict(sorted(self._manifest.items())))
         if self._kernel_record:
             self._kernel_record.finish()
-        print(f"{self.id}: {len(self._manifest)} artefacts, {len(self._results)} results")
+        print(f"{self.id}: {len(self._manifest)} artefacts, {len(self._results) - 1} results")

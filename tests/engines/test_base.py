@@ -1,12 +1,10 @@
 import pytest
 
+from eagle3lab.draft.aux_layers import CollidingLayersError, check_aux_layers, default_aux_layers
 from eagle3lab.engines.base import (
-    CollidingLayersError,
     ContextError,
     Request,
-    check_aux_layers,
     check_request,
-    default_aux_layers,
 )
 
 

@@ -60,7 +60,7 @@ def test_a_chain_runs_skips_and_runs_again_what_changed(lab, monkeypatch, capsys
     assert record["parameters"]["words"] == {"value": 4, "origin": "params/tiny/common.yaml"}
     assert record["versions"]["papermill"] and record["device"]["cores"] >= 1 and record["process_groups"]
     assert lab.read(infer.run_id, "run.json")["upstream"]["data_prep"]["run_id"] == prep.run_id
-    assert lab.read(infer.run_id, "results.json") == {"tokens": 8}
+    assert lab.read(infer.run_id, "results.json") == {"headline": [], "tokens": 8}
     executed = lab.read(prep.run_id, "01_data_prep.ipynb")
     assert executed["metadata"]["eagle3lab"] == {"run_id": prep.run_id, "state": "ok"}
     shown = [cell for cell in executed["cells"] if "run.track" in "".join(cell["source"])][0]["outputs"]
@@ -81,7 +81,7 @@ def test_a_chain_runs_skips_and_runs_again_what_changed(lab, monkeypatch, capsys
     ]
     more = run_chain("tiny", CHAIN, {"words": 5})
     assert ends(more) == [("data_prep", "ok", True), ("inference", "ok", True)]
-    assert lab.read(more[1].run_id, "results.json") == {"tokens": 10}
+    assert lab.read(more[1].run_id, "results.json") == {"headline": [], "tokens": 10}
     # back to the first values: nothing runs, and "latest" means those runs again
     assert ends(run_chain("tiny", CHAIN)) == [("data_prep", "ok", False), ("inference", "ok", False)]
     assert newest(all_records(lab.root / "runs"), "data_prep", "tiny")["run_id"] == prep.run_id

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from eagle3lab.workbench.artefacts import ArtefactError
@@ -203,8 +204,6 @@ def test_a_busy_folder_is_refused_and_a_dead_writer_is_not_believed(lab):
     assert observed_state(record) == "running"
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        import psutil
-
         started = psutil.Process(other.pid).create_time()
         write_record(run.folder, {**record, "pid": other.pid, "pid_started": started})
         with pytest.raises(RunBusy, match=f"process {other.pid}"):
@@ -242,22 +241,6 @@ def test_code_follows_imports_and_leaves_the_record_keeper_out(lab):
     assert "notebooks/04_training.ipynb" in code and "eagle3lab/data/records.py" in code
     assert "eagle3lab/data/__init__.py" in code and not any("workbench" in name for name in code)
     assert changed_files({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b", "c"]
-
-
-def test_status_from_records_alone(lab):
-    made = prepare()
-    open_run("inference", dict(INFER))
-    report = status("runs")
-    assert [(row["stage"], row["run"], row["files"]) for row in report.done] == [
-        ("01_data_prep", made.id, "ok")
-    ]
-    assert [row["stage"] for row in report.running] == ["02_inference"]
-    assert report.next[0]["command"] == "python -m eagle3lab run tiny --from inference"
-    assert {row["name"]: row["value"] for row in report.numbers} == {"words": 2, "setting.topk": 1}
-    assert report.key_files[0]["path"] == f"runs/{made.id}/prompts.txt"
-    text = report.to_markdown()
-    assert "## Done" in text and f"| tiny | 01_data_prep | {made.id}" in text
-    assert status("nowhere").to_markdown().count("nothing") == 6
 
 
 def test_selection_of_stages():

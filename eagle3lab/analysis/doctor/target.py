@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes
-from eagle3lab.engines.base import check_aux_layers as valid_aux_layers
-from eagle3lab.engines.base import default_aux_layers
+from eagle3lab.draft.aux_layers import check_aux_layers as valid_aux_layers
+from eagle3lab.draft.aux_layers import default_aux_layers
 
 INDEX = "model.safetensors.index.json"
 FETCH_AGAIN = "remove the folder and let the target be fetched again"

@@ -1,0 +1,129 @@
+"""Training throughput at SmolLM2-135M's shapes, against the bare matrix products of the same training step.
+
+The floor is measured, not computed: the matrix products of one step are recorded as they are dispatched, then run
+alone: same shapes, same dtype, same order. Usage: python -m benchmarks.training [--ttt-steps 7]
+"""
+
+import argparse
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.train import Trainer
+from eagle3lab.features.slots import teacher_slots
+
+HIDDEN, VOCAB, LAYERS = 576, 49152, 30
+
+
+class RecordProducts(TorchDispatchMode):
+    """Notes sizes, strides and dtype of every two-dimensional matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.products.append([(tuple(a.shape), a.stride(), a.dtype) for a in args[:2]])
+        return function(*args, **(kwargs or {}))
+
+
+def row(seed: int, prompt: int, answer: int):
+    """A random feature row of the demo's lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    T = prompt + answer
+    mask_T = torch.arange(T) >= prompt
+    slots = teacher_slots(mask_T)
+    return SimpleNamespace(
+        input_ids_T=torch.randint(0, VOCAB, (T,), generator=generator),
+        loss_mask_T=mask_T,
+        aux_TAH=torch.randn(T, 3, HIDDEN, generator=generator).bfloat16(),
+        last_slots=slots,
+        last_MH=torch.randn(slots.numel(), HIDDEN, generator=generator).bfloat16(),
+    )
+
+
+def operand(shape, stride, dtype):
+    """A random matrix laid out as the recorded one was."""
+    matrix = torch.randn(shape).to(dtype)
+    transposed = stride[0] < stride[1]
+    return matrix.T.contiguous().T if transposed else matrix
+
+
+def best_seconds(function, repeats: int) -> float:
+    """Shortest of several runs: the machine is shared, and noise only adds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
+    """Seconds of one optimizer step, of its matrix products alone, and tokens (slots) a second."""
+    config = DraftConfig(
+        hidden_size=HIDDEN, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+        vocab_size=VOCAB, draft_vocab_size=draft_vocab_size, target_hidden_size=HIDDEN, aux_layers=(2, 15, 27),
+        target_num_layers=LAYERS,
+    )  # fmt: skip
+    embedding = torch.randn(VOCAB, HIDDEN) * 0.1  # logits of a usual size
+    draft = Eagle3Draft(config, embedding, torch.arange(draft_vocab_size))
+    rows = {f"r{i}": row(i, 40 + i % 30, 110) for i in range(200)}
+    lengths = {key: r.input_ids_T.numel() for key, r in rows.items()}
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(draft, lengths, rows.__getitem__, embedding, recipe, Path(folder))
+        step = trainer.plan[0]
+        trainer._optimize(step, measure=False)  # warm-up: allocator, first optimizer state
+        recorder = RecordProducts()
+        with recorder:
+            slots = trainer._optimize(step, measure=False)["slots"]
+        operands = [[operand(*one) for one in product] for product in recorder.products]
+
+        def products_alone():
+            for a, b in operands:
+                torch.mm(a, b)
+
+        products_alone()
+        pairs = [
+            (best_seconds(lambda: trainer._optimize(step, measure=False), 1), best_seconds(products_alone, 1))
+            for _ in range(repeats)
+        ]
+    step_seconds, floor_seconds = (min(column) for column in zip(*pairs, strict=True))
+    flops = sum(2 * a[0][0] * a[0][1] * b[0][1] for a, b in recorder.products)
+    return {
+        "tokens_per_second": slots / step_seconds,
+        "floor_tokens_per_second": slots / floor_seconds,
+        "share_of_floor": floor_seconds / step_seconds,
+        "floor_gflops": flops / floor_seconds / 1e9,
+        "slots": slots,
+    }
+
+
+def main() -> None:
+    """Prints one row per number of TTT steps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ttt-steps", type=int, nargs="+", default=[3, 7])
+    parser.add_argument("--draft-vocab-size", type=int, default=8192)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    print(f"training step, SmolLM2-135M shapes, bfloat16, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    for steps in arguments.ttt_steps:
+        recipe = Recipe(ttt_steps=steps, batch_tokens=arguments.batch_tokens)
+        result = measure(recipe, arguments.draft_vocab_size, arguments.repeats)
+        print(
+            f"{steps} TTT steps, W {arguments.draft_vocab_size}: {result['tokens_per_second']:.0f} tokens/s, "
+            f"{result['share_of_floor']:.0%} of the bare matrix products "
+            f"({result['floor_tokens_per_second']:.0f} tokens/s at {result['floor_gflops']:.0f} GFLOP/s)"
+        )
+
+
+if __name__ == "__main__":
+    main()
