@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .closing import closing_text
 from .execution import Limits
 from .params import CommandLineText, ParameterError, resolve_parameters, stage_parameters
 from .plan import plan
@@ -94,6 +95,8 @@ def _run(options: argparse.Namespace) -> int:
     if last.state != OK:
         way_on = f"python -m eagle3lab run {options.profile} --from {last.stage}"
         print(f"stopped at {last.stage}; continue with: {way_on}")
+    else:
+        print(closing_text((result.stage, result.folder) for result in results))
     return EXIT_CODES[last.state]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -43,6 +44,8 @@ def open_run(stage: str, namespace: MutableMapping[str, Any]) -> Run:
     type, impossible combination), UpstreamError (a needed run is missing, or the runs do not belong
     together), RunBusy (another process writes this run).
     """
+    # Libraries' own progress bars are off; their advice to install widgets for them is noise in the record.
+    warnings.filterwarnings("ignore", message="IProgress not found")
     spec = get_stage(stage)
     params = stage_parameters(stage)
     injected = _injected_names(namespace)
