@@ -170,7 +170,7 @@ def scaling_curve(
     axis.set_xlim(least / 1.4, shown * 1.4)
     axis.set_xlabel(unit)
     axis.set_ylabel("accept length (tokens per verification)")
-    style.legend_above(axis, 3)
+    style.legend_above(axis, 2)
     return figure
 
 
