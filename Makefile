@@ -61,7 +61,7 @@ $(VENV_STAMP):
 	fi; \
 	echo "Making $(VENV) with $$python: a few minutes and a few GB, once."; \
 	"$$python" -m venv --clear $(VENV)
-	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --no-compile -r requirements.lock  # the lock is complete: nothing to resolve
 	@touch $@
 
 $(LAB_STAMP): $(VENV_STAMP)
