@@ -4,22 +4,29 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+SGLANG_VENV := .venv-sglang
+SGLANG_LOCK := sglang_cpu/requirements.lock
+PORT := 30000# of the server that `make serve-cpu` starts
 PYTHONS := python3.11 python3.12 python3.13 python3
-PYTHON :=# a Python to make .venv with, found by itself when empty
+PYTHON :=# a Python to make environments with, found by itself when empty
 # The stamps carry the checksum of the file they stand for: a new content makes them anew, a new date does not.
-VENV_STAMP := $(VENV)/installed-$(firstword $(shell cksum < requirements.lock))
-LAB_STAMP := $(VENV)/eagle3lab-$(firstword $(shell cksum < pyproject.toml))
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
+checksum = $(firstword $(shell cksum < $(1)))
+VENV_STAMP := $(VENV)/installed-$(call checksum,requirements.lock)
+LAB_STAMP := $(VENV)/eagle3lab-$(call checksum,pyproject.toml)
+SGLANG_STAMP := $(SGLANG_VENV)/installed-$(call checksum,$(SGLANG_LOCK))
+PIP := -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
 # Many small tensors on few cores: one thread is faster in tests. Everything else uses all cores.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 FAST := not notebooks and not sglang and not slow
 
-.PHONY: help env demo smoke lab test test-fast bench lint hooks clean
+.PHONY: help env sglang-env demo smoke lab serve-cpu test test-fast bench lint hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(LAB_STAMP) ## the environment .venv from requirements.lock (made anew when the lock changes)
+
+sglang-env: $(SGLANG_STAMP) ## the environment .venv-sglang of real SGLang servers on CPUs, likewise
 
 demo: env ## the whole pipeline on a real model and real prompts, on this machine's CPU
 	$(BIN)/python -m eagle3lab run demo
@@ -30,7 +37,10 @@ smoke: env ## the same nine notebooks on a tiny model, in minutes
 lab: env ## the notebooks in JupyterLab, on this machine only
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=.
 
-test: env lint ## the linter and every test
+serve-cpu: env sglang-env ## a real SGLang server of SmolLM2 on this machine's CPU (PORT=30000, stop it with Ctrl-C)
+	$(BIN)/python -m eagle3lab.engines.sglang.serve_cpu --port $(PORT)
+
+test: env sglang-env lint ## the linter and every test
 	$(ONE_THREAD) $(BIN)/python -m pytest
 
 test-fast: env ## the tests that need neither notebooks nor a server
@@ -50,7 +60,8 @@ clean: ## remove caches and build leftovers (.venv and runs/ stay)
 	find . -path './.venv*' -prune -o -path ./runs -prune -o \
 	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
-$(VENV_STAMP):
+# $(call new_venv,folder,lock,--compile or --no-compile): an environment with exactly the packages of a lock
+define new_venv
 	@set -e; python="$(PYTHON)"; \
 	for candidate in $(PYTHONS); do \
 	  if [ -z "$$python" ] && "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
@@ -59,11 +70,19 @@ $(VENV_STAMP):
 	if [ -z "$$python" ]; then \
 	  echo "No Python 3.11, 3.12 or 3.13 found. Install one, or name it: make env PYTHON=path/to/python" >&2; exit 1; \
 	fi; \
-	echo "Making $(VENV) with $$python: a few minutes and a few GB, once."; \
-	"$$python" -m venv --clear $(VENV)
-	$(PIP) install --no-deps --no-compile -r requirements.lock  # the lock is complete: nothing to resolve
+	echo "Making $(1) with $$python: a few minutes and a few GB, once."; \
+	"$$python" -m venv --clear $(1)
+	$(1)/bin/python $(PIP) install --no-deps $(3) -r $(2)  # the lock is complete: nothing to resolve
 	@touch $@
+endef
+
+$(VENV_STAMP):
+	$(call new_venv,$(VENV),requirements.lock,--no-compile)
+
+# compiled: where Python writes no bytecode, each of a server's three processes would spend half a minute on it
+$(SGLANG_STAMP):
+	$(call new_venv,$(SGLANG_VENV),$(SGLANG_LOCK),--compile)
 
 $(LAB_STAMP): $(VENV_STAMP)
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(BIN)/python $(PIP) install --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/eagle3lab-*; touch $@

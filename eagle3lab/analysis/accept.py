@@ -1,7 +1,7 @@
 """Accept length and acceptance per draft position, from served verifications and from simulated chains.
 
 Accept length: tokens committed per target verification, the bonus token included; 1.00 = nothing accepted.
-Slots, committed tokens and the chain itself are defined in `chain.py`.
+Slots, committed tokens and the chain itself are defined in `draft/chain.py`.
 
 Shapes: T token slots, K draft steps (num_steps), P prompts, B bootstrap draws.
 """
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from eagle3lab.analysis.chain import bool_matrix, first_slot, walk
+from eagle3lab.draft.chain import bool_matrix, first_slot, walk
 
 
 def accept_length(committed: int, verifications: int) -> float:
@@ -122,11 +122,25 @@ def bootstrap_interval(
     Prompts are the unit: verifications of one answer are not independent.
     """
     rows = [row for row in rows if row.accepted]
-    if len(rows) < 2:
+    return ratio_interval([r.committed for r in rows], [len(r.accepted) for r in rows], level, draws, seed)
+
+
+def ratio_interval(
+    above: Sequence[float], below: Sequence[float], level: float = 0.95, draws: int = 2000, seed: int = 0
+) -> tuple[float, float] | None:
+    """Percentile interval of sum(above) / sum(below) when prompts, one entry each, are drawn anew.
+
+    None with fewer than two prompts that have something below, and where more than one draw in twenty has nothing.
+    """
+    above_P, below_P = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
+    if (below_P > 0).sum() < 2:
         return None
-    draws_BP = bootstrap_draws(len(rows), draws, seed)
-    lengths_B = (draws_BP @ [r.committed for r in rows]) / (draws_BP @ [len(r.accepted) for r in rows])
-    low, high = np.quantile(lengths_B, [(1 - level) / 2, (1 + level) / 2])
+    draws_BP = bootstrap_draws(len(below_P), draws, seed)
+    above_B, below_B = draws_BP @ above_P, draws_BP @ below_P
+    usable_B = below_B > 0
+    if usable_B.mean() < 0.95:
+        return None
+    low, high = np.quantile(above_B[usable_B] / below_B[usable_B], [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from statistics import median
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, first_difference
-from eagle3lab.analysis.chain import chain_draft_tokens
+from eagle3lab.analysis.served import ServedCounts, add_histograms, served_counts
+from eagle3lab.draft.chain import chain_draft_tokens
 
 BASELINE = 0  # num_steps of plain decoding
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """One prompt decoded once. `num_steps` 0 = plain decoding, which has no cycles."""
+    """One prompt decoded once. `num_steps` 0 = plain decoding, which verifies nothing (`served` None)."""
 
     num_steps: int
     round: int
     id: str
     tokens: int
     seconds: float
-    cycles: PromptCycles | None
+    served: ServedCounts | None
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,19 @@ class BenchResult:
     differences: list[Difference]
 
     def cycles(self, num_steps: int) -> list[PromptCycles]:
-        """The first round's verifications of a setting, one entry per prompt."""
-        return [run.cycles for run in self.runs if run.num_steps == num_steps and run.round == 0]
+        """The first round's verifications of a setting, one entry per prompt.
+
+        ValueError where the engine did not tell what each verification of an answer accepted.
+        """
+        runs = [run for run in self.runs if run.num_steps == num_steps and run.round == 0]
+        for run in runs:
+            if run.served is None or run.served.accepted is None:
+                raise ValueError(f"row {run.id!r}: the engine did not tell what each verification accepted")
+        return [PromptCycles(run.id, run.served.accepted) for run in runs]
+
+    def histogram(self, num_steps: int) -> list[int] | None:
+        """Verifications of a chain by drafts accepted, over all rounds; None where the engine does not tell."""
+        return add_histograms([run.served.histogram for run in self.runs if run.num_steps == num_steps])
 
 
 def break_even(accept_length: float, spec_tok_s: float, base_tok_s: float) -> float:
@@ -113,7 +125,8 @@ def run_bench(
     """Decode every request plainly and with every chain length, `rounds` times, interleaved.
 
     engine    `generate(requests, batch_size)` and `speculate(draft, requests, num_steps)`, both yielding
-              completions.
+              completions; one whose answers tell counts only (`served_counts`) is measured like the others.
+    draft     what the engine's `speculate` takes: a loaded drafter, or a drafter's folder.
     requests  at least one; temperature 0, so that every answer can be compared with the baseline's.
     num_steps chain lengths, each at least 1. One untimed request per setting warms up first.
     clock     seconds. on_progress(done, total) is called after every decoded request.
@@ -160,8 +173,8 @@ def _decode(engine, draft, request, setting):
 
 def _run(setting, round, completion, seconds) -> BenchRun:
     tokens = len(completion.output_ids)
-    cycles = None if setting == BASELINE else PromptCycles.served(completion.id, tokens, completion.accepted)
-    return BenchRun(setting, round, completion.id, tokens, seconds, cycles)
+    served = None if setting == BASELINE else served_counts(completion, setting)
+    return BenchRun(setting, round, completion.id, tokens, seconds, served)
 
 
 def _differences(outputs) -> list[Difference]:
@@ -181,7 +194,7 @@ def _row(setting, runs, differences) -> BenchRow:
     mine = [run for run in runs if run.num_steps == setting]
     tau = None
     if setting != BASELINE:
-        tau = accept_length(sum(r.cycles.committed for r in mine), sum(len(r.cycles.accepted) for r in mine))
+        tau = accept_length(sum(r.served.committed for r in mine), sum(r.served.verifications for r in mine))
     return BenchRow(
         setting="baseline" if setting == BASELINE else f"chain {setting}",
         num_steps=setting,

@@ -3,28 +3,25 @@
 Sizes are bytes, throughputs tokens per second, times hours.
 """
 
-BFLOAT16_BYTES = 2
-TOKEN_BYTES = 4  # int32 id; spans and offsets of the index are a few bytes a row
+from eagle3lab.features.codec import Codec
+
 ADAMW_BYTES = 4 + 4 + 4 + 4  # float32 weight, gradient and two moments
 
 
-def store_bytes_per_token(hidden_size: int, n_aux_layers: int = 3, teacher_share: float = 1.0) -> float:
-    """Bytes of one token in the bf16 feature store: aux states, and the last hidden state where it is a
-    teacher.
-
-    teacher_share: share of the slots that predict a trained token (1.0: kept everywhere, as the field's dumps
-    do).
-    """
-    if not 0.0 <= teacher_share <= 1.0:
-        raise ValueError(f"teacher_share={teacher_share} is a share, 0..1")
-    return (n_aux_layers + teacher_share) * hidden_size * BFLOAT16_BYTES + TOKEN_BYTES
-
-
 def estimate_store_bytes(
-    n_tokens: int, hidden_size: int, n_aux_layers: int = 3, teacher_share: float = 1.0
+    n_tokens: int,
+    hidden_size: int,
+    n_aux_layers: int = 3,
+    teacher_share: float = 1.0,
+    codec: str = "bf16",
+    vocab_size: int = 0,
 ) -> int:
-    """Bytes of the feature store of a corpus."""
-    return round(n_tokens * store_bytes_per_token(hidden_size, n_aux_layers, teacher_share))
+    """Bytes of the feature store of a corpus, without its index.
+
+    teacher_share: share of the slots that predict a trained token (1.0: kept everywhere, as the field's dumps do).
+    codec: see features/codec.py; vocab_size decides how wide the ids of a top-k teacher are.
+    """
+    return round(n_tokens * Codec.of(codec).bytes_per_token(hidden_size, n_aux_layers, teacher_share, vocab_size))
 
 
 def estimate_hours(n_tokens: float, tokens_per_second: float, passes: float = 1) -> float:

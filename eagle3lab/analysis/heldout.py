@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, position_acceptance
-from eagle3lab.analysis.chain import answer_slots
 from eagle3lab.data.corpus import read_corpus
 from eagle3lab.data.mixed import in_turn
+from eagle3lab.draft.chain import answer_slots
 from eagle3lab.draft.decode import answer_hits
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
 

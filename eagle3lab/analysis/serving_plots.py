@@ -9,6 +9,7 @@ from matplotlib.patches import Patch
 from eagle3lab.analysis import style
 from eagle3lab.analysis.accept import bootstrap_interval
 from eagle3lab.analysis.bench import BenchRow
+from eagle3lab.analysis.breakeven import CycleCost, what_if
 from eagle3lab.analysis.scaling import FAR, ScalingFit, ScalingPoint
 from eagle3lab.analysis.tables import human_count
 
@@ -53,9 +54,7 @@ def serving_bars(rows: Sequence[BenchRow], data: str) -> Figure:
     handles = [
         Patch(color=style.BLUE, label="faster than the baseline"),
         Patch(color=style.VERMILLION, label="slower"),
-        axis.plot(
-            [], [], "--", color=style.INK, linewidth=1.4, label=f"no speculation, {baseline.tok_s:.1f} tok/s"
-        )[0],
+        axis.plot([], [], "--", color=style.INK, linewidth=1.4, label=f"no speculation, {baseline.tok_s:.1f} tok/s")[0],
     ]
     _setting_axis(axis, settings)
     axis.set_ylabel("output tokens per second")
@@ -106,13 +105,34 @@ def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
     return figure
 
 
+def what_if_chart(cost: CycleCost, rows: Sequence[BenchRow], num_steps: Sequence[int], data: str) -> Figure:
+    """Speed-up of chains as a function of accept length, from the fitted cost; the measured settings as points."""
+    figure, axis = style.new_figure(
+        "Speed-up, if the accept length were", data, note=f"Fit: {cost}. Dashed: longer than measured."
+    )
+    for steps, colour in zip(num_steps, style.ordered_colours(len(num_steps)), strict=True):
+        lengths = np.linspace(1, steps + 1, 40)
+        line = "-" if cost.measured(steps) else "--"
+        gains = what_if(cost, lengths, [steps])[0]
+        axis.plot(
+            lengths, gains, line, color=colour, label=f"num_steps {steps}: pays above {cost.break_even(steps):.2f}"
+        )
+    for row in _split([row for row in rows if row.concurrency == cost.concurrency])[1]:
+        axis.plot(row.accept_length, row.speedup, "o", color=style.INK, fillstyle="none")
+    axis.axhline(1.0, color=style.INK, linestyle="--", linewidth=1.4)
+    axis.plot([], [], "o", color=style.INK, fillstyle="none", label="measured")
+    axis.set_xlabel("accept length (tokens per verification)")
+    axis.set_ylabel("speed against plain decoding")
+    axis.set_ylim(bottom=0)
+    style.legend_above(axis, 2)
+    return figure
+
+
 def _split(rows):
     baseline = [row for row in rows if row.accept_length is None]
     settings = [row for row in rows if row.accept_length is not None]
     if len(baseline) != 1 or not settings:
-        raise ValueError(
-            f"expected one baseline row and at least one setting, got {[row.setting for row in rows]}"
-        )
+        raise ValueError(f"expected one baseline row and at least one setting, got {[row.setting for row in rows]}")
     return baseline[0], settings
 
 
@@ -141,16 +161,12 @@ def scaling_curve(
     shown = _reach(needed, most)
     inside, beyond = np.geomspace(least, most, 50), np.geomspace(most, shown, 50)
     grid = np.geomspace(least, shown, 120)
-    axis.fill_between(
-        grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit"
-    )
+    axis.fill_between(grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit")
     axis.plot(inside, fit.predict(inside), color=style.BLUE, label="fit, linear in log(data)")
     if shown > most:
         axis.plot(beyond, fit.predict(beyond), "--", color=style.BLUE, label="extrapolated")
     lengths = np.array([point.accept_length for point in points])
-    spans = np.array(
-        [bootstrap_interval(point.rows) or (y, y) for point, y in zip(points, lengths, strict=True)]
-    )
+    spans = np.array([bootstrap_interval(point.rows) or (y, y) for point, y in zip(points, lengths, strict=True)])
     errors = np.abs(spans.T - lengths)
     axis.errorbar(
         [point.amount for point in points],

@@ -1,31 +1,32 @@
-"""Messages -> token ids, with loss spans whose borders are proven by rendering again.
+"""Messages -> text and token ids, by the target's chat template, as a server renders them.
 
-The text is rendered with the chat template and tokenised without extra specials, as a server does it. No
-offsets are used: a border is where the ids of a shorter rendering end, and the shorter one must be a prefix
-of the longer.
+The text is rendered with the chat template and tokenised without extra specials. `options` are the template's own
+switches (see `thinking_options`), `tools` the functions that the template declares.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3lab.data.spans import check_spans
-
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 
 
 class ChatError(ValueError):
-    """Messages that the template cannot render, or renders so that the borders of the answers are lost."""
+    """Messages that the template cannot render, or renders so that something is lost."""
 
 
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a target folder; ChatError when it has no chat template."""
+def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a target folder; ChatError when it has no chat template.
+
+    `trust_remote_code` runs the Python code that lies in the folder (Kimi's tokenizer is such code).
+    """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not tokenizer.chat_template:
         raise ChatError(f"{folder}: the tokenizer has no chat template; put one into chat_template.jinja")
     return tokenizer
@@ -53,7 +54,20 @@ def end_token_ids(tokenizer: Any, generation_config: Any = None) -> set[int]:
     return ids
 
 
-def render_text(tokenizer: Any, messages: list[Message], add_generation_prompt: bool) -> str:
+def thinking_options(thinking: str) -> dict[str, bool]:
+    """Template options for "default", "on" or "off": Kimi's templates read `thinking`, Qwen's `enable_thinking`."""
+    if thinking not in ("default", "on", "off"):
+        raise ValueError(f"thinking is {thinking!r}; possible: default, on, off")
+    return {} if thinking == "default" else dict.fromkeys(("thinking", "enable_thinking"), thinking == "on")
+
+
+def render_text(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    tools: Tools = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
     """The chat template's text; ChatError with the template's own words when it refuses the messages."""
     from jinja2 import TemplateError
 
@@ -61,9 +75,13 @@ def render_text(tokenizer: Any, messages: list[Message], add_generation_prompt: 
         raise ChatError("empty conversation: there is no message to render")
     try:
         return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=list(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **(options or {}),
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError, KeyError) as error:  # templates written in Python raise their own kinds
         roles = ", ".join(str(m.get("role")) for m in messages)
         raise ChatError(f"the chat template refuses the messages ({roles}): {error}") from error
 
@@ -74,9 +92,35 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def render_prompt(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """Ids of the messages up to the point where the target starts to answer."""
-    return token_ids(tokenizer, render_text(tokenizer, messages, add_generation_prompt=True))
+def render_prompt(
+    tokenizer: Any, messages: Sequence[Message], tools: Tools = None, options: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Ids of the messages up to the point where the target starts to answer.
+
+    ChatError when the template leaves out what the system, the user or a tool says, or the tools.
+    """
+    text = render_text(tokenizer, messages, True, tools, options)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant" and message["content"].strip() not in text:
+            raise ChatError(f"the chat template leaves out message {number} ({message['role']})")
+    if tools and text == render_text(tokenizer, messages, True, None, options):
+        raise ChatError("the chat template leaves out the tools: let a system text declare them (tools=system)")
+    return token_ids(tokenizer, text)
+
+
+def check_as_served(tokenizer: Any) -> None:
+    """ChatError unless a prompt has the same ids here as where a server tokenises it: by the tokenizer's own
+    apply_chat_template, or by `encode` of the rendered text (SGLang leaves `add_special_tokens` out where the
+    tokenizer adds none, and a slow tokenizer may then take another path)."""
+    probe = [{"role": "user", "content": "Hi, what is 2+2?\n\n  Ünï 日本: def f(x):\n\treturn x"}]
+    ours, text = render_prompt(tokenizer, probe), render_text(tokenizer, probe, True)
+    template = tokenizer.apply_chat_template(probe, tokenize=True, add_generation_prompt=True, return_dict=False)
+    served = {"apply_chat_template": template, "encode": tokenizer.encode(text, add_special_tokens=False)}
+    if not tokenizer.encode(""):
+        served["encode without options"] = tokenizer.encode(text)
+    for way, ids in served.items():
+        if list(ids) != ours:
+            raise ChatError(f"the tokenizer's own {way} gives other ids than ours: {list(ids)} and {ours}")
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -84,42 +128,19 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def special_token_in(specials: list[str], messages: list[Message]) -> str | None:
-    """A special token that stands as text in a message (it would forge the template's structure), or None."""
-    return next((s for s in specials for m in messages if s in m["content"]), None)
+def special_token_in(specials: list[str], messages: Sequence[Message], tools: Tools = None) -> str | None:
+    """A special token that stands as text in a message or a tool (it would forge the template's structure), or
+    None."""
+    return next((s for text in _texts([list(messages), list(tools or ())]) for s in specials if s in text), None)
 
 
-def render_conversation(
-    tokenizer: Any, messages: list[Message], end_ids: set[int] | None = None
-) -> tuple[list[int], list[list[int]]]:
-    """(input_ids, loss_spans) of a finished conversation; a span covers one answer with its end token.
-
-    `end_ids` default to `end_token_ids(tokenizer)`. Raises ChatError when a rendering is not a prefix of the
-    next (the template rewrites history: make one sample an answer) or an answer does not hold exactly one end
-    token, and MaskError for a mask that is all zero or all one.
-    """
-    ends = end_ids or end_token_ids(tokenizer)
-    whole_text = render_text(tokenizer, messages, add_generation_prompt=False)
-    whole = token_ids(tokenizer, whole_text)
-    spans = []
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        if turn == 0:
-            raise ChatError("message 0 is an answer without a prompt")
-        before_text = render_text(tokenizer, messages[:turn], add_generation_prompt=True)
-        after_text = render_text(tokenizer, messages[: turn + 1], add_generation_prompt=False)
-        before = token_ids(tokenizer, before_text)
-        after = whole if after_text == whole_text else token_ids(tokenizer, after_text)
-        if not (after_text.startswith(before_text) and whole_text.startswith(after_text)):
-            raise ChatError(
-                f"message {turn}: the template rewrites earlier messages; make one sample an answer"
-            )
-        if after[: len(before)] != before or whole[: len(after)] != after:
-            raise ChatError(f"message {turn}: tokens run across the border of the answer")
-        found = [i for i in range(len(before), len(after)) if after[i] in ends]
-        if len(found) != 1:
-            raise ChatError(f"message {turn}: the answer holds {len(found)} end tokens, expected 1")
-        spans.append([len(before), found[0] + 1])
-    check_spans(len(whole), spans, "conversation")
-    return whole, spans
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts([key, item])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

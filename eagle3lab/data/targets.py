@@ -98,9 +98,7 @@ def check_files(folder: Path) -> None:
         raise TargetError(f"target folder {folder} has no *.safetensors (other weight formats are not read)")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        missing = sorted(
-            f for f in set(read_json(index)["weight_map"].values()) if not (folder / f).is_file()
-        )
+        missing = sorted(f for f in set(read_json(index)["weight_map"].values()) if not (folder / f).is_file())
         if missing:
             raise TargetError(f"target folder {folder} lacks {', '.join(missing)} of its index")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

@@ -12,11 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.draft.aux_layers import are_default, sglang_layer_ids
-from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.engine_support import SERVER, oldest_releases, require_engine
+from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
 WEIGHTS, CONFIG, TRAINING = "model.safetensors", "config.json", "training.json"
+EMBEDDING = "embed_tokens.weight"  # only of a drafter whose width differs from the target's
 
 
 class CheckpointError(ValueError):
@@ -50,27 +53,39 @@ def engine_config(c: DraftConfig) -> dict:
         # SGLang reads the ids in eagle_config; vLLM prefers the top-level ones, which are hs indices.
         eagle["eagle_aux_hidden_state_layer_ids"] = sglang_layer_ids(c.aux_layers)
         config["eagle_aux_hidden_state_layer_ids"] = list(c.aux_layers)
+    for flag in ("fc_norm", "norm_output"):
+        if getattr(c, flag):
+            config[flag] = True
     return config
 
 
-def export_draft(draft: Eagle3Draft, folder: str | Path, training: dict, dtype=torch.bfloat16) -> Path:
+def export_draft(
+    draft: Eagle3Draft, folder: str | Path, training: dict, dtype=torch.bfloat16, engine: str = SERVER
+) -> Path:
     """Writes the folder (config.json, model.safetensors, training.json) whole or not at all, and proves it.
 
-    `training` is free JSON for the record (data, recipe, numbers). Raises CheckpointError when the written folder
-    does not give back the same tensors and the same logits.
+    `training` is free JSON for the record (data, recipe, numbers); the oldest engine releases that run the drafter are
+    added. `engine` is the release it shall be served with, see `require_engine` for what is refused. A drafter of the
+    full vocabulary has no d2t: vLLM refuses one there, and SGLang needs none.
+    Raises CheckpointError when the written folder does not give back the same tensors and the same logits.
     """
     folder = Path(folder)
+    require_engine(draft.config, engine)
     vocab = VocabMap(draft.target_ids_W.cpu(), draft.config.vocab_size)
     tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.state_dict().items()}
-    tensors |= {"d2t": vocab.d2t(), "t2d": vocab.t2d()}
+    if draft.config.owns_embedding:
+        tensors[EMBEDDING] = draft.embed_VH.cpu().to(dtype).contiguous()
+    if not draft.config.full_vocabulary:
+        tensors |= {"d2t": vocab.d2t(), "t2d": vocab.t2d()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} holds NaN or Inf: the training diverged; nothing was exported")
     config = engine_config(draft.config) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    record = {"draft_config": draft.config.to_dict(), "oldest_engines": oldest_releases(draft.config), **training}
     with atomic_folder(folder) as part:
         save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
         write_json_atomic(part / CONFIG, config)
-        write_json_atomic(part / TRAINING, {"draft_config": draft.config.to_dict(), **training})
+        write_json_atomic(part / TRAINING, record)
         _prove(draft, part, dtype)
     return folder
 
@@ -78,7 +93,7 @@ def export_draft(draft: Eagle3Draft, folder: str | Path, training: dict, dtype=t
 def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) -> Eagle3Draft:
     """Reads a drafter folder of this project strictly. CheckpointError names what is wrong.
 
-    `embed_VH` is the target's embedding, which drafters do not carry.
+    `embed_VH` is the target's embedding; a drafter of another width carries its own and does not need it.
     """
     folder = Path(folder)
     config = read_draft_config(folder)
@@ -87,7 +102,11 @@ def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) 
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error})") from error
     try:
-        vocab = VocabMap.from_tensors(tensors.pop("d2t"), tensors.pop("t2d"))
+        if config.full_vocabulary:
+            vocab = VocabMap(torch.arange(config.vocab_size), config.vocab_size)
+        else:
+            vocab = VocabMap.from_tensors(tensors.pop("d2t"), tensors.pop("t2d"))
+        embed_VH = tensors.pop(EMBEDDING) if config.owns_embedding else embed_VH
     except KeyError as error:
         raise CheckpointError(
             f"{folder / WEIGHTS}: no tensor {error}: engines would draft wrong tokens silently"
@@ -145,6 +164,8 @@ def _prove(draft: Eagle3Draft, folder: Path, dtype) -> None:
     """Reloads what was written; the logits of random inputs must equal those of the draft rounded to `dtype`."""
     embed_VH = draft.embed_VH.cpu().float()
     loaded = load_draft(folder, embed_VH)
+    if draft.config.owns_embedding:
+        embed_VH = embed_VH.to(dtype).float()
     rounded = Eagle3Draft(draft.config, embed_VH, draft.target_ids_W.cpu())
     rounded.load_state_dict({name: p.cpu().to(dtype).float() for name, p in draft.state_dict().items()})
     generator = torch.Generator().manual_seed(0)

@@ -1,85 +1,17 @@
 """The EAGLE-3 draft network: one decoder layer between fused target states and a pruned vocabulary.
 
-Shapes: T tokens (any leading sizes), A aux layers, H draft hidden, G target hidden, W draft vocabulary,
-Q query heads, N key/value heads, D head size.
+Shapes: T tokens (any leading sizes), A aux layers, H draft hidden, G target hidden, V target vocabulary, W draft
+vocabulary, Q query heads, N key/value heads, D head size.
 
 Slot t holds the feature of x_t and the embedding of x_{t+1}; its RoPE position is t; it predicts x_{t+2}.
 Source: EAGLE-3 (arXiv 2503.01840); tensor names are those SGLang and vLLM load (`midlayer.*`).
 """
 
-from dataclasses import asdict, dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True)
-class DraftConfig:
-    """Sizes of the drafter. `aux_layers` are hs indices (hs[k] = input of target layer k)."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    aux_layers: tuple[int, ...]
-    target_num_layers: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    max_position_embeddings: int = 4096
-
-    def __post_init__(self):
-        object.__setattr__(self, "aux_layers", tuple(self.aux_layers))
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}"
-            )
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} must be in 1..vocab_size={self.vocab_size}")
-
-    @classmethod
-    def for_target(cls, target_config, aux_layers, draft_vocab_size, **changes):
-        """The default drafter of a target: same width, heads and RoPE base as the target's own layers.
-
-        RoPE scaling is left out on purpose: a drafter needs no relation to the target's positions, only the
-        same positions in training and serving.
-        """
-        c = target_config
-        heads = c.num_attention_heads
-        latent_attention = getattr(c, "kv_lora_rank", None) is not None  # MLA has no per-head k/v to imitate
-        head_dim = (
-            c.hidden_size // heads if latent_attention else getattr(c, "head_dim", None) or c.hidden_size // heads
-        )
-        values = {
-            "hidden_size": c.hidden_size,
-            "intermediate_size": c.intermediate_size,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads if latent_attention else c.num_key_value_heads,
-            "head_dim": head_dim,
-            "vocab_size": c.vocab_size,
-            "draft_vocab_size": draft_vocab_size,
-            "target_hidden_size": c.hidden_size,
-            "aux_layers": aux_layers,
-            "target_num_layers": c.num_hidden_layers,
-            "rms_norm_eps": float(c.rms_norm_eps),
-            "rope_theta": float(rope_theta(c)),
-            "max_position_embeddings": c.max_position_embeddings,
-        }
-        return cls(**{**values, **changes})
-
-    def to_dict(self) -> dict:
-        return {**asdict(self), "aux_layers": list(self.aux_layers)}
-
-
-def rope_theta(target_config) -> float:
-    """RoPE base of a transformers config, in its old (`rope_theta`) or new (`rope_parameters`) spelling."""
-    parameters = getattr(target_config, "rope_parameters", None) or {}
-    return parameters.get("rope_theta") or getattr(target_config, "rope_theta", None) or 10000.0
+from eagle3lab.draft.config import DraftConfig
 
 
 class RMSNorm(nn.Module):
@@ -131,20 +63,27 @@ class MidLayer(nn.Module):
 
 
 class Eagle3Draft(nn.Module):
-    """The drafter. `embed_VH` is the target's embedding: frozen, never exported.
+    """The drafter. `embed_VH` is the target's embedding, or the drafter's own where widths differ; frozen either way.
 
-    `d2t` holds target ids (not offsets) inside this project: draft id w stands for target id `target_ids_W[w]`.
+    Draft id w stands for target id `target_ids_W[w]`. "y" is what a step hands to the next one: the block's output,
+    after the final norm where `norm_output` is set.
     """
 
     def __init__(self, config: DraftConfig, embed_VH: torch.Tensor, target_ids_W: torch.Tensor):
         super().__init__()
         c = self.config = config
         if tuple(embed_VH.shape) != (c.vocab_size, c.hidden_size):
-            raise ValueError(f"embedding is {tuple(embed_VH.shape)}, expected {(c.vocab_size, c.hidden_size)}")
+            raise ValueError(
+                f"the embedding is {tuple(embed_VH.shape)}, this drafter needs {(c.vocab_size, c.hidden_size)}: "
+                "it is of another target, or of another width"
+            )
         if tuple(target_ids_W.shape) != (c.draft_vocab_size,):
             raise ValueError(f"vocabulary map is {tuple(target_ids_W.shape)}, expected {(c.draft_vocab_size,)}")
         self.midlayer = MidLayer(c)
         self.fc = nn.Linear(len(c.aux_layers) * c.target_hidden_size, c.hidden_size, bias=False)
+        self.fc_norm = None
+        if c.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(c.target_hidden_size, c.rms_norm_eps) for _ in c.aux_layers)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
         self.register_buffer("embed_VH", embed_VH.detach(), persistent=False)
@@ -162,10 +101,13 @@ class Eagle3Draft(nn.Module):
 
     def fuse(self, aux_TAH: torch.Tensor) -> torch.Tensor:
         """Target states of the aux layers -> step-0 features [T, H]."""
-        return self.fc(aux_TAH.flatten(-2).to(self.fc.weight.dtype))
+        aux_TAH = aux_TAH.to(self.fc.weight.dtype)
+        if self.fc_norm is not None:
+            aux_TAH = torch.stack([norm(aux_TAH[..., a, :]) for a, norm in enumerate(self.fc_norm)], dim=-2)
+        return self.fc(aux_TAH.flatten(-2))
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """Target embedding of token ids, [T, H] in the drafter's dtype."""
+        """Embedding of token ids, [T, H] in the drafter's dtype."""
         return F.embedding(ids_T, self.embed_VH).to(self.fc.weight.dtype)
 
     def qkv(self, f_TH, ids_T, positions_T, queries=None):
@@ -184,14 +126,19 @@ class Eagle3Draft(nn.Module):
         return q_TQD, k_TND, v_TND
 
     def after_attention(self, f_TH, attended_TQD):
-        """Output projection, residual (taken before hidden_norm) and feed-forward: the block's output y [T, H]."""
+        """Output projection, residual (taken before hidden_norm) and feed-forward: y [T, H], fed to the next step."""
         layer = self.midlayer
         r_TH = f_TH + layer.self_attn.o_proj(attended_TQD.flatten(-2))
-        return r_TH + layer.mlp(layer.post_attention_layernorm(r_TH))
+        y_TH = r_TH + layer.mlp(layer.post_attention_layernorm(r_TH))
+        return self.norm(y_TH) if self.config.norm_output else y_TH
+
+    def head_input(self, y_TH: torch.Tensor) -> torch.Tensor:
+        """What the head reads: y after the final norm [T, H]."""
+        return y_TH if self.config.norm_output else self.norm(y_TH)
 
     def logits(self, y_TH: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary [T, W]."""
-        return self.lm_head(self.norm(y_TH))
+        return self.lm_head(self.head_input(y_TH))
 
     # ---- decoding with a key/value cache -------------------------------------------------------------------
 
@@ -201,7 +148,7 @@ class Eagle3Draft(nn.Module):
         return DraftCache(max_tokens, c.num_key_value_heads, c.head_dim, weight.dtype, weight.device)
 
     def forward_cached(self, f_TH, next_ids_T, positions_T, cache: "DraftCache"):
-        """Append T slots to the cache and return their block outputs y [T, H]; causal among the new slots."""
+        """Append T slots to the cache and return their y [T, H]; causal among the new slots."""
         q_TQD, k_TND, v_TND = self.qkv(f_TH, next_ids_T, positions_T)
         k_CND, v_CND = cache.append(k_TND, v_TND)
         T, C = q_TQD.shape[0], k_CND.shape[0]

@@ -1,10 +1,13 @@
 """In which order rows are trained: length-bucketed micro-batches, the same for the same seed.
 
 Bucketing keeps padding of the attention grid low; shuffling whole micro-batches keeps the order of lengths random.
+
+A store that is larger than the disk cache is best read shard after shard. Then rows are shuffled within windows: shards
+in a random order, as many at a time as the window's tokens allow. What a window holds is what the cache has to hold.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 BUCKET = 16  # rows whose lengths fall into one bucket are shuffled among each other
 
@@ -34,10 +37,51 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return seed * 1_000_003 + epoch
 
 
-def training_plan(lengths: Mapping[str, int], batch_tokens: int, accumulate: int, epochs: int, seed: int):
-    """Micro-batches of every optimizer step, all epochs: list of lists of row-id lists."""
+def shard_windows(
+    lengths: Mapping[str, int], shard_of: Callable[[str], str], window_tokens: int, seed: int
+) -> list[list[str]]:
+    """The row ids in groups of whole shards, at most `window_tokens` tokens a group (a larger shard stands alone)."""
+    if window_tokens < 1:
+        raise ValueError(f"window_tokens={window_tokens}, at least 1 is needed")
+    by_shard: dict[str, list[str]] = {}
+    for row_id in sorted(lengths):
+        by_shard.setdefault(shard_of(row_id), []).append(row_id)
+    shards = sorted(by_shard)
+    random.Random(seed).shuffle(shards)
+    windows, room = [], 0
+    for shard in shards:
+        tokens = sum(lengths[row_id] for row_id in by_shard[shard])
+        if not windows or tokens > room:
+            windows.append([])
+            room = window_tokens
+        windows[-1] += by_shard[shard]
+        room -= tokens
+    return windows
+
+
+def training_plan(
+    lengths: Mapping[str, int],
+    batch_tokens: int,
+    accumulate: int,
+    epochs: int,
+    seed: int,
+    shard_of: Callable[[str], str] | None = None,
+    window_tokens: int | None = None,
+):
+    """Micro-batches of every optimizer step, all epochs: list of lists of row-id lists.
+
+    With `window_tokens` the rows are read window by window, see above, and the order depends on the shards too
+    (`shard_of` a row id); without, it depends on the ids, their lengths and the seed alone. Either way the processes
+    that share a step's micro-batches see the same plan, however many they are.
+    """
     plan = []
     for epoch in range(epochs):
-        batches = micro_batches(lengths, batch_tokens, epoch_seed(seed, epoch))
+        order_seed = epoch_seed(seed, epoch)
+        windows = [lengths] if window_tokens is None else shard_windows(lengths, shard_of, window_tokens, order_seed)
+        batches = [
+            batch
+            for window in windows
+            for batch in micro_batches({row_id: lengths[row_id] for row_id in window}, batch_tokens, order_seed)
+        ]
         plan += [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
     return plan

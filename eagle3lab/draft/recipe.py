@@ -10,17 +10,26 @@ import torch
 
 from eagle3lab.draft.batch import MASKS
 
+LK_FORMS = ("linear", "log")
+LONG_ROWS = ("windows", "drop")
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a drafter is trained. Learning rates are the peaks of a warm-up + cosine schedule."""
+    """How a drafter is trained. Learning rates are the peaks of a warm-up + cosine schedule.
+
+    Raises ValueError, with the name of the knob, for a value that cannot be meant.
+    """
 
     ttt_steps: int = 3
     step_decay: float = 0.8  # weight of TTT step i in the loss: step_decay ** i
+    step_weights: tuple[float, ...] | None = None  # or the weights themselves, one for each TTT step
     loss_mask_kind: str = "strict"
     denominator: str = "valid"  # "valid": mean over trained slots; "all": mean over every slot of the batch
     drop_oov: bool = True  # leave out slots whose token is not in the draft vocabulary
-    lk_weight: float = 0.0
+    lk_weight: float = 0.0  # share of the LK loss in the loss; the rest is soft cross-entropy
+    lk_form: str = "linear"  # LK loss from the acceptance a = sum min(p, q): "linear" 1 - a, "log" -log a
+    warm_start: tuple[str, ...] = ("lm_head", "norm")  # what starts from the target, see draft/start.py
     optimizer: str = "muon"  # "muon": Muon on the block's matrices, AdamW on head and norms; "adamw": AdamW on all
     lr: float = 3e-3
     head_lr: float = 3e-3
@@ -30,33 +39,63 @@ class Recipe:
     clip_norm: float = 1.0
     epochs: int = 1
     batch_tokens: int = 512  # slots of one micro-batch, padding included
-    accumulate: int = 1  # micro-batches of one optimizer step
+    accumulate: int = 1  # micro-batches of one optimizer step, over all processes together
+    max_length: int | None = None  # rows longer than this are cut or dropped; None = rows of any length are kept whole
+    long_rows: str = "windows"  # "windows": cut so that every slot is trained once; "drop": left out, and counted
+    explode_factor: float | None = 3.0  # stop when a logged loss exceeds this many times the first one; None = never
     compute_dtype: str = "bfloat16"
     seed: int = 0
 
     def __post_init__(self):
-        if self.loss_mask_kind not in MASKS:
-            raise ValueError(f"loss_mask_kind={self.loss_mask_kind!r} is not one of {', '.join(MASKS)}")
-        for name, allowed in (("denominator", ("valid", "all")), ("optimizer", ("muon", "adamw"))):
+        for name in ("step_weights", "warm_start"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        choices = {
+            "loss_mask_kind": MASKS,
+            "denominator": ("valid", "all"),
+            "lk_form": LK_FORMS,
+            "optimizer": ("muon", "adamw"),
+            "long_rows": LONG_ROWS,
+            "compute_dtype": ("bfloat16", "float32"),
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         for name in ("ttt_steps", "epochs", "batch_tokens", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, at least 1 is needed")
+        if self.step_decay <= 0:
+            raise ValueError(f"step_decay={self.step_decay} must be more than 0")
         if not 0 <= self.lk_weight <= 1:
             raise ValueError(f"lk_weight={self.lk_weight} is not in 0..1")
+        if self.step_weights is not None:
+            if len(self.step_weights) != self.ttt_steps or min(self.step_weights) <= 0:
+                raise ValueError(
+                    f"step_weights={list(self.step_weights)} must be {self.ttt_steps} weights (ttt_steps), each above 0"
+                )
+        if self.max_length is not None and self.max_length < self.ttt_steps + 2:
+            raise ValueError(
+                f"max_length={self.max_length} is too short: a slot and its {self.ttt_steps} TTT steps need "
+                f"{self.ttt_steps + 2} tokens"
+            )
+        if self.explode_factor is not None and self.explode_factor <= 1:
+            raise ValueError(f"explode_factor={self.explode_factor} must be more than 1, or None")
 
     @classmethod
     def of(cls, parameters, **changes) -> "Recipe":
-        """The recipe in a notebook's parameters: every knob is a parameter of the same name."""
-        return cls(**{field.name: getattr(parameters, field.name) for field in fields(cls)} | changes)
+        """The recipe in a notebook's parameters: a knob is a parameter of the same name; others keep their default."""
+        named = [field.name for field in fields(cls) if hasattr(parameters, field.name)]
+        return cls(**{name: getattr(parameters, name) for name in named} | changes)
 
-    def step_weights(self) -> torch.Tensor:
-        """float32 [K]."""
+    def weights_K(self) -> torch.Tensor:
+        """Weight of each TTT step in the loss, float32 [K]."""
+        if self.step_weights is not None:
+            return torch.tensor(self.step_weights, dtype=torch.float32)
         return self.step_decay ** torch.arange(self.ttt_steps, dtype=torch.float32)
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        """JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def schedule(step: int, total: int, recipe: Recipe) -> float:

@@ -1,20 +1,137 @@
 """Resumable training state: float32 weights, optimizer moments and the position in the training plan.
 
-One folder per checkpoint, written whole or not at all; safetensors and JSON, no pickle.
+    step-000120/   state.safetensors (weights, moments), state.json (step, identity, progress)
+    best-000100/   weights.safetensors, best.json: the weights with the best accept length on held-out rows so far
+
+One folder per checkpoint, written whole or not at all; safetensors and JSON, no pickle. The learning rate is a function
+of the step, and the order of rows one of seed and epoch; no random number is drawn after the start. So the step is all
+that schedule, random numbers and data position need.
 """
 
-import json
+import re
 import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from eagle3lab.workbench.files import atomic_folder, write_json_atomic
+from eagle3lab.workbench.files import atomic_folder, read_json, write_json_atomic
+
+STEP, BEST = re.compile(r"step-(\d{6,})"), re.compile(r"best-(\d{6,})")
 
 
 class StateError(ValueError):
-    """A training checkpoint that does not belong to this training."""
+    """A training checkpoint that does not belong to this training, or cannot be read."""
+
+
+def checkpoints(folder: Path, kind: re.Pattern = STEP) -> list[Path]:
+    """Whole checkpoint folders, oldest first."""
+    found = [path for path in folder.glob("*-*") if kind.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(kind.fullmatch(path.name)[1]))
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what a killed writer left half-written."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"\.(step|best)-\d+\..+\.(tmp|old)", path.name):
+            shutil.rmtree(path)
+
+
+def save_state(
+    folder: Path, draft, optimizers, step: int, identity: dict, progress: dict, keep: int = 2, write: bool = True
+) -> None:
+    """Writes `folder/step-000123` and removes all but the newest `keep` checkpoints. `progress` is free JSON.
+
+    Where weights are split over processes, all must call this, and one of them with `write`.
+    """
+    tensors = {f"weight/{name}": whole(p, write) for name, p in draft.named_parameters()}
+    for name, parameter, optimizer in _named_states(draft, optimizers):
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer/{name}/{key}"] = whole(value, write)
+    if not write:
+        return
+    target = folder / f"step-{step:06d}"
+    with atomic_folder(target) as part:
+        save_file(tensors, part / "state.safetensors")
+        write_json_atomic(part / "state.json", {"step": step, "identity": identity, "progress": progress})
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def load_state(folder: Path, draft, optimizers, identity: dict) -> tuple[int, dict]:
+    """Restores the newest checkpoint in place; returns its step and progress, (0, {}) when there is none.
+
+    StateError when it was made by another recipe, plan or drafter shape (names the differing fields with both values),
+    or when it cannot be read.
+    """
+    found = checkpoints(folder)
+    if not found:
+        return 0, {}
+    newest = found[-1]
+    try:
+        state = read_json(newest / "state.json")
+        if lines := list(_differences(state["identity"], identity)):
+            raise StateError(
+                f"{newest} belongs to another training:\n  " + "\n  ".join(lines) + "\n"
+                f"remove {folder} to start over, or restore the parameters to go on"
+            )
+        tensors = load_file(newest / "state.safetensors")
+        with torch.no_grad():
+            for name, parameter in draft.named_parameters():
+                parameter.copy_(as_part(tensors[f"weight/{name}"], parameter))
+    except (OSError, KeyError, SafetensorError) as error:
+        raise StateError(f"{newest} cannot be read ({error}); remove it to go on from the one before") from error
+    for name, parameter, optimizer in _named_states(draft, optimizers):
+        prefix = f"optimizer/{name}/"
+        optimizer.state[parameter] = {
+            key.removeprefix(prefix): as_part(value, parameter)
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+    return state["step"], state["progress"]
+
+
+def save_best(folder: Path, draft, step: int, accept_length: float, write: bool = True) -> None:
+    """Writes `folder/best-000123`, then removes the one before: there is always a whole one. `write`: see `save_state`."""
+    weights = {name: whole(p, write) for name, p in draft.named_parameters()}
+    if not write:
+        return
+    target = folder / f"best-{step:06d}"
+    with atomic_folder(target) as part:
+        save_file(weights, part / "weights.safetensors")
+        write_json_atomic(part / "best.json", {"step": step, "accept_length": accept_length})
+    for other in checkpoints(folder, BEST):
+        if other != target:
+            shutil.rmtree(other)
+
+
+@torch.no_grad()
+def load_best(folder: str | Path, draft) -> dict:
+    """Puts the best weights into the drafter; returns {"step", "accept_length"}. StateError when there are none."""
+    found = checkpoints(Path(folder), BEST)
+    if not found:
+        raise StateError(f"{folder} holds no best weights: train with held-out rows and evaluate_every")
+    tensors = load_file(found[-1] / "weights.safetensors")
+    for name, parameter in draft.named_parameters():
+        parameter.copy_(tensors[name])
+    return read_json(found[-1] / "best.json")
+
+
+def whole(tensor: torch.Tensor, wanted: bool = True) -> torch.Tensor | None:
+    """The tensor on the CPU, put together where it is split over processes; None where it is not `wanted`."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()  # all processes take part
+    return tensor.detach().cpu().contiguous() if wanted else None
+
+
+def as_part(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A weight or moment as its parameter lies: on its device, and this process's part where it is split."""
+    tensor = tensor.to(parameter.device)
+    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return tensor
 
 
 def _named_states(draft, optimizers):
@@ -26,43 +143,11 @@ def _named_states(draft, optimizers):
                 yield names[parameter], parameter, optimizer
 
 
-def save_state(folder: Path, draft, optimizers, step: int, identity: dict, keep: int = 2) -> Path:
-    """Writes `folder/step-000123` and removes all but the newest `keep` checkpoints."""
-    tensors = {f"weight/{name}": p.detach().contiguous() for name, p in draft.named_parameters()}
-    for name, parameter, optimizer in _named_states(draft, optimizers):
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous().reshape(value.shape)
-    target = folder / f"step-{step:06d}"
-    with atomic_folder(target) as part:
-        save_file(tensors, part / "state.safetensors")
-        write_json_atomic(part / "state.json", {"step": step, "identity": identity})
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
-    return target
-
-
-def load_state(folder: Path, draft, optimizers, identity: dict) -> int:
-    """Restores the newest checkpoint in place; returns its step, 0 when there is none.
-
-    StateError when the checkpoint was made by another recipe, plan or drafter shape (names the differing fields).
-    """
-    checkpoints = sorted(folder.glob("step-*"))
-    if not checkpoints:
-        return 0
-    newest = checkpoints[-1]
-    state = json.loads((newest / "state.json").read_text())
-    if differing := [key for key, value in identity.items() if state["identity"].get(key) != value]:
-        raise StateError(
-            f"{newest} belongs to another training: {', '.join(differing)} differ. "
-            "Remove the folder to start over, or restore the parameters to go on."
-        )
-    tensors = load_file(newest / "state.safetensors")
-    with torch.no_grad():
-        for name, parameter in draft.named_parameters():
-            parameter.copy_(tensors[f"weight/{name}"])
-    for name, parameter, optimizer in _named_states(draft, optimizers):
-        prefix = f"optimizer/{name}/"
-        optimizer.state[parameter] = {
-            key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-        }
-    return state["step"]
+def _differences(found: dict, expected: dict, path: str = ""):
+    """One line for each field in which two JSON objects differ."""
+    for key in {**expected, **found}:
+        here, there = expected.get(key, "(nothing)"), found.get(key, "(nothing)")
+        if isinstance(here, dict) and isinstance(there, dict):
+            yield from _differences(there, here, f"{path}{key}.")
+        elif here != there:
+            yield f"{path}{key}: the checkpoint has {there!r}, this training {here!r}"

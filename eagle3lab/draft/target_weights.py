@@ -48,6 +48,28 @@ def read_target_weights(folder: str | Path) -> TargetWeights:
     return TargetWeights(tensors[EMBEDDING], head_VH, tensors[NORM])
 
 
+LAYER = (
+    "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+    "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def read_target_layer(folder: str | Path, layer: int) -> dict[str, torch.Tensor]:
+    """The weights (LAYER, without ".weight") of one decoder layer of a Llama-like target, float32.
+
+    Raises TargetWeightsError naming what is missing, which it is for latent attention and for experts.
+    """
+    folder = Path(folder)
+    files = _files_of_tensors(folder)
+    tensors = {}
+    for part in LAYER:
+        found = [name for name in files if name.endswith(f"layers.{layer}.{part}.weight")]
+        if len(found) != 1:
+            raise TargetWeightsError(f"{folder}: layer {layer} has no {part}.weight, so no drafter can start from it")
+        tensors[part] = _read(files[found[0]], found[0])
+    return tensors
+
+
 def _files_of_tensors(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -1,201 +1,212 @@
 """Training of the drafter: a generator of metric rows that can be cut off anywhere and goes on.
 
-Shapes: K TTT steps, W draft vocabulary, V target vocabulary, H hidden.
-
-The weights are float32; a working copy in the compute dtype is refreshed once per optimizer step, so no call pays for a
-cast (autocast would cast every weight at every TTT step).
+Shapes: K TTT steps, V target vocabulary, H hidden.
 """
 
-import copy
+import hashlib
+import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import AutoConfig
 
-from eagle3lab.draft.batch import make_batch, slot_mask
-from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft import state
+from eagle3lab.draft.batch import make_batch
+from eagle3lab.draft.decode import simulated_commits
+from eagle3lab.draft.diverged import TrainingDiverged, stop_diverged
 from eagle3lab.draft.order import training_plan
-from eagle3lab.draft.recipe import Recipe, build_optimizers, schedule
-from eagle3lab.draft.state import load_state, save_state
-from eagle3lab.draft.target_weights import TargetWeights
-from eagle3lab.draft.ttt import ttt_loss
-from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.draft.recipe import Recipe, schedule
+from eagle3lab.draft.rows import trainable_lengths
+from eagle3lab.draft.sharded import ShardedStep
+from eagle3lab.draft.start import new_draft
+from eagle3lab.draft.step import OptimizerStep
+from eagle3lab.draft.team import ALONE, Team
+from eagle3lab.features import lock
 
-
-class TrainingDiverged(RuntimeError):
-    """The loss or the gradient is not finite. The batch is saved for inspection."""
-
-
-@torch.no_grad()
-def warm_start(draft, target_head_VH: torch.Tensor, target_norm_H: torch.Tensor) -> None:
-    """Starts head and final norm from the target's own, where the widths agree.
-
-    The block and `fc` stay random: passing the last aux state through and muting the block was tried and lost
-    (dev/LOG.md).
-    """
-    if target_head_VH.shape[1] == draft.config.hidden_size:
-        draft.lm_head.weight.copy_(target_head_VH[draft.target_ids_W].to(draft.lm_head.weight.dtype))
-        draft.norm.weight.copy_(target_norm_H)
-
-
-def new_draft(target_folder: str | Path, aux_layers, vocab: VocabMap, weights: TargetWeights, seed: int) -> Eagle3Draft:
-    """An untrained drafter of a target: random matrices of that seed, warm-started from the target's own weights."""
-    target_config = AutoConfig.from_pretrained(target_folder)
-    config = DraftConfig.for_target(target_config, tuple(aux_layers), vocab.size)
-    draft = Eagle3Draft(config, weights.embed_VH, vocab.target_ids_W)
-    draft.reset(torch.Generator().manual_seed(seed))
-    warm_start(draft, weights.head_VH, weights.norm_H)
-    return draft
-
-
-def trainable_lengths(store, split: str, recipe: Recipe) -> dict[str, int]:
-    """Row id -> tokens of the rows of a split that have a slot to train under the recipe's mask."""
-    lengths = {}
-    for row_id in store.ids:
-        entry = store.index(row_id)
-        if entry["split"] != split:
-            continue
-        mask_T = torch.zeros(entry["n"], dtype=torch.bool)
-        for start, end in entry["loss_spans"]:
-            mask_T[start:end] = True
-        if bool(slot_mask(mask_T, 0, recipe.loss_mask_kind).any()):
-            lengths[row_id] = entry["n"]
-    if not lengths:
-        raise ValueError(f"no row of split {split!r} has a slot to train: are all loss masks empty?")
-    return lengths
+__all__ = ["Trainer", "TrainingDiverged", "new_draft", "trainable_lengths"]
 
 
 class Trainer:
     """One training of one drafter.
 
-    draft: float32 weights, changed in place. rows: a mapping of row id -> feature row (a FeatureStore's `row` behind
-    `lengths`). target_head_VH: the target's output matrix, whose rows of the draft vocabulary make the teacher.
-    folder: checkpoints go there; an unfinished training of the same identity continues from its newest one.
+    draft: float32 weights, changed in place. lengths: piece id -> tokens, and read_row: piece id -> what `make_batch`
+    reads (rows.py makes both from a feature store). target_head_VH: the target's output matrix, whose rows of the draft
+    vocabulary make the teacher. folder: checkpoints go there; an unfinished training of the same identity continues
+    from its newest one. heldout: ids of rows to measure the accept length on. team: the processes that train together;
+    all of them run this code, the first one writes. sharded: weights and moments are split over the team.
+
+    Raises ValueError for more processes than micro-batches of a step, and StateError for a checkpoint of another
+    training.
     """
 
     def __init__(
-        self, draft, lengths: Mapping[str, int], read_row, target_head_VH, recipe: Recipe, folder, identity=None
+        self,
+        draft,
+        lengths: Mapping[str, int],
+        read_row,
+        target_head_VH,
+        recipe: Recipe,
+        folder,
+        identity=None,
+        heldout: Sequence[str] = (),
+        team: Team = ALONE,
+        sharded: bool = False,
     ):
+        if team.size > recipe.accumulate:
+            raise ValueError(
+                f"{team.size} processes share the micro-batches of an optimizer step, but accumulate is "
+                f"{recipe.accumulate}: set it to a multiple of {team.size}"
+            )
         self.draft, self.read_row, self.recipe, self.folder = draft, read_row, recipe, Path(folder)
+        self.heldout, self.team = list(heldout), team
         self.plan = training_plan(lengths, recipe.batch_tokens, recipe.accumulate, recipe.epochs, recipe.seed)
-        self.dtype = getattr(torch, recipe.compute_dtype)
-        self.work = draft if self.dtype == torch.float32 else copy.deepcopy(draft).to(self.dtype)
-        self.teacher_head_WH = target_head_VH[draft.target_ids_W].to(self.dtype).contiguous()
-        self.draft_id_V = VocabMap(draft.target_ids_W, draft.config.vocab_size).draft_ids()
-        self.optimizers = build_optimizers(draft, recipe)
+        kind = ShardedStep if sharded and team.size > 1 else OptimizerStep
+        self.optimizer_step = kind(draft, target_head_VH, recipe, team)
         self.identity = {
             "recipe": recipe.to_dict(),
             "draft": draft.config.to_dict(),
             "steps": len(self.plan),
             "rows": len(lengths),
+            "order": hashlib.sha256(json.dumps(self.plan).encode()).hexdigest(),
             **(identity or {}),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.step = load_state(self.folder, draft, self.optimizers, self.identity)
-        self._refresh()
+        self.resume()
 
     @property
     def total_steps(self) -> int:
         return len(self.plan)
 
-    def run(self, checkpoint_every: int = 100, log_every: int = 10) -> Iterator[dict]:
-        """Trains to the end of the plan, yielding a row every `log_every` steps and at the end:
+    def resume(self) -> None:
+        """Takes weights, moments and position from the newest checkpoint, where there is one."""
+        self.step, progress = state.load_state(self.folder, self.draft, self.optimizer_step.optimizers, self.identity)
+        self.progress = {"tokens_seen": 0, "first_loss": None, "best": None} | progress
+        self.optimizer_step.refresh()
 
-        step, loss, grad_norm, lr, tokens (slots read since the start of this process), tokens_per_second, seconds,
-        acceptance (marginal share of right drafts per TTT step on the batch just trained, list of K).
+    def run(
+        self,
+        checkpoint_every: int = 100,
+        log_every: int = 10,
+        evaluate_every: int | None = None,
+        num_steps: int | None = None,
+        keep: int = 2,
+    ) -> Iterator[dict]:
+        """Trains to the end of the plan, yielding a row every `log_every` steps, at every evaluation and at the end:
+
+        step, steps (of the whole plan), loss, grad_norm, lr, acceptance (marginal share of right drafts per TTT step on
+        the batch just trained, list of K), in_vocabulary (share of its tokens that the drafter can name), tokens (slots
+        read since the start of this process), tokens_seen (in all), tokens_per_second, seconds, seconds_left.
+
+        Every `evaluate_every` steps and at the end a greedy chain of `num_steps` drafts (default: ttt_steps) is run
+        along the held-out rows: heldout_accept_length, best_accept_length (weights kept for `load_best`).
+        The newest `keep` checkpoints stay. Raises TrainingDiverged, and RuntimeError when another process trains here.
         """
-        started, slots, slots_then = time.perf_counter(), 0, 0
-        then = started
+        if self.step == self.total_steps:
+            return
+        with self._alone_here():
+            yield from self._run(checkpoint_every, log_every, evaluate_every, num_steps or self.recipe.ttt_steps, keep)
+
+    def _run(self, checkpoint_every, log_every, evaluate_every, num_steps, keep):
+        started, first_step, tokens = time.perf_counter(), self.step, 0
+        then, tokens_then = started, 0
         while self.step < self.total_steps:
-            log = (self.step + 1) % log_every == 0 or self.step + 1 == self.total_steps
+            ahead, last = self.step + 1, self.step + 1 == self.total_steps
+            evaluate = bool(self.heldout and evaluate_every and (ahead % evaluate_every == 0 or last))
+            log = ahead % log_every == 0 or last or evaluate
             row = self._optimize(self.plan[self.step], measure=log)
-            slots += row.pop("slots")
+            slots = row.pop("slots")
+            tokens += slots
             self.step += 1
-            if self.step % checkpoint_every == 0 or self.step == self.total_steps:
-                save_state(self.folder, self.draft, self.optimizers, self.step, self.identity)
+            self.progress["tokens_seen"] += slots
             if log:
                 now = time.perf_counter()
-                rate, then, slots_then = (slots - slots_then) / (now - then), now, slots
+                rate, then, tokens_then = (tokens - tokens_then) / (now - then), now, tokens
+            if evaluate:
+                row |= self._evaluate(num_steps)
+                then = time.perf_counter()  # an evaluation does not count as training
+            if self.step % checkpoint_every == 0 or last:
+                self._save(keep)
+            if log:
+                seconds = time.perf_counter() - started
                 yield {
                     "step": self.step,
                     "steps": self.total_steps,
                     **row,
-                    "tokens": slots,
+                    "tokens": tokens,
+                    "tokens_seen": self.progress["tokens_seen"],
                     "tokens_per_second": rate,
-                    "seconds": now - started,
+                    "seconds": seconds,
+                    "seconds_left": seconds / (self.step - first_step) * (self.total_steps - self.step),
                 }
 
+    def _save(self, keep: int) -> None:
+        optimizers, leads = self.optimizer_step.optimizers, self.team.leads
+        state.save_state(self.folder, self.draft, optimizers, self.step, self.identity, self.progress, keep, leads)
+
     def _optimize(self, micro_batches, measure: bool) -> dict:
-        recipe = self.recipe
-        batches = [
-            make_batch([self.read_row(i) for i in ids], recipe.ttt_steps, recipe.loss_mask_kind)
-            for ids in micro_batches
-        ]
-        if recipe.denominator == "valid":
-            denominator_K = sum(batch.weight_KN.sum(1) for batch in batches).clamp(min=1)
-        else:
-            denominator_K = torch.full((recipe.ttt_steps,), float(sum(batch.row_S.numel() for batch in batches)))
-        loss_sum, right_K = 0.0, torch.zeros(recipe.ttt_steps)
-        for batch in batches:
-            loss, correct_KN = ttt_loss(
-                self.work,
-                batch,
-                self.teacher_head_WH,
-                self.draft_id_V,
-                recipe.step_weights(),
-                denominator_K,
-                recipe.lk_weight,
-                recipe.drop_oov,
-                measure,
-            )
-            loss.backward()
-            loss_sum += loss.item()
-            right_K += correct_KN.sum(1)
+        """One optimizer step; nothing is changed when it diverges."""
+        recipe, share = self.recipe, self.team.share(micro_batches)
+        batches = [self._batch(ids) for ids in share]
+        has_less = len(share) * self.team.size < len(micro_batches)
+        sums = self.optimizer_step.gradients(batches, measure, self._batch(micro_batches[0]) if has_less else None)
+        grad_norm = self.optimizer_step.clip()
+        if why := self._divergence(sums.loss, grad_norm, measure):
+            self.optimizer_step.forget()
+            advice = f"The last good weights are in {self.folder}. Lower lr={recipe.lr} / head_lr={recipe.head_lr}."
+            rows = {piece: self.read_row(piece) for ids in share for piece in ids}
+            stop_diverged(self.folder, self.step, self.team.rank, rows, why, advice)
         factor = schedule(self.step, self.total_steps, recipe)
-        grad_norm = self._apply(factor)
-        if not (grad_norm < float("inf") and loss_sum == loss_sum):
-            raise TrainingDiverged(self._save_batch(micro_batches, loss_sum, grad_norm))
-        trained_K = sum(batch.weight_KN.sum(1) for batch in batches)
-        row = {
-            "slots": sum(batch.row_S.numel() for batch in batches),
-            "loss": loss_sum,
-            "grad_norm": grad_norm,
-            "lr": recipe.lr * factor,
-        }
+        self.optimizer_step.apply(factor)
+        row = {"slots": sums.slots, "loss": sums.loss, "grad_norm": grad_norm, "lr": recipe.lr * factor}
         if measure:
-            row["acceptance"] = (right_K / trained_K.clamp(min=1)).tolist()
+            row["acceptance"] = (sums.right_K / sums.trained_K.clamp(min=1)).tolist()
+            row["in_vocabulary"] = sums.in_vocabulary
         return row
 
-    def _apply(self, factor: float) -> float:
-        """Clips, steps, refreshes the working copy. A gradient that is not finite leaves the weights untouched."""
-        if self.work is not self.draft:
-            for parameter, working in zip(self.draft.parameters(), self.work.parameters(), strict=True):
-                parameter.grad, working.grad = working.grad.float(), None
-        norm = float(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), self.recipe.clip_norm))
-        if norm < float("inf"):
-            for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["peak_lr"] * factor
-                optimizer.step()
-        for parameter in self.draft.parameters():
-            parameter.grad = None
-        self._refresh()
-        return norm
+    def _batch(self, piece_ids):
+        rows = [self.read_row(piece) for piece in piece_ids]
+        return make_batch(rows, self.recipe.ttt_steps, self.recipe.loss_mask_kind)
 
-    @torch.no_grad()
-    def _refresh(self) -> None:
-        if self.work is not self.draft:
-            for parameter, working in zip(self.draft.parameters(), self.work.parameters(), strict=True):
-                working.copy_(parameter)
+    def _divergence(self, loss: float, grad_norm: float, measure: bool) -> str | None:
+        """Why the training must stop here, None when it need not."""
+        if not (math.isfinite(grad_norm) and math.isfinite(loss)):
+            return f"loss {loss}, gradient norm {grad_norm}"
+        if measure:
+            first = self.progress["first_loss"] = self.progress["first_loss"] or loss
+            factor = self.recipe.explode_factor
+            if factor is not None and loss > factor * first:
+                return f"loss {loss:.4g} is more than explode_factor={factor} times the first one, {first:.4g}"
+        return None
 
-    def _save_batch(self, micro_batches, loss: float, grad_norm: float) -> str:
-        path = self.folder / f"diverged-step-{self.step:06d}.safetensors"
-        rows = {f"{i}/aux": self.read_row(i).aux_TAH for ids in micro_batches for i in ids}
-        save_file({name: tensor.contiguous() for name, tensor in rows.items()}, path)
-        return (
-            f"step {self.step}: loss {loss}, gradient norm {grad_norm}. The batch is in {path}, the last good weights "
-            f"in {self.folder}. Lower lr={self.recipe.lr} / head_lr={self.recipe.head_lr}, or look for bad features."
-        )
+    def _evaluate(self, num_steps: int) -> dict:
+        """Accept length on the held-out rows; keeps the weights when it is the best so far."""
+        rows = map(self.read_row, self.team.share(self.heldout))
+        with self.optimizer_step.whole_draft() as draft:
+            counts = torch.tensor(simulated_commits(draft, rows, num_steps), dtype=torch.float64)
+        self.team.sum(counts)
+        committed, verifications = counts.tolist()
+        if not verifications:
+            raise ValueError("no held-out row has an answer of two tokens or more: nothing to measure")
+        accept_length = committed / verifications
+        best = self.progress["best"]
+        if best is None or accept_length > best["accept_length"]:
+            best = self.progress["best"] = {"step": self.step, "accept_length": accept_length}
+            state.save_best(self.folder, self.draft, self.step, accept_length, self.team.leads)
+        return {"heldout_accept_length": accept_length, "best_accept_length": best["accept_length"]}
+
+    @contextmanager
+    def _alone_here(self):
+        """Two trainings in one folder would overwrite each other's checkpoints."""
+        path = self.folder / ".lock"
+        if self.team.leads:
+            if not lock.take(path):
+                raise RuntimeError(f"another process trains in {self.folder}: wait for it, or end it")
+            state.clear_leftovers(self.folder)
+        try:
+            yield
+        finally:
+            if self.team.leads:
+                lock.release(path)

@@ -4,7 +4,7 @@ Shapes: K TTT steps, N anchors, P teacher positions, H hidden, W draft vocabular
 
 Loss of one slot with teacher p and draft q over the draft vocabulary (p renormalised over it):
     soft cross-entropy  -sum_v p_v log q_v          (forward KL up to a constant)
-    LK                  1 - sum_v min(p_v, q_v)     (one minus the acceptance probability under sampling)
+    LK                  1 - a or -log a             (a = sum_v min(p_v, q_v), the acceptance probability under sampling)
 mixed as (1 - lk_weight) * cross-entropy + lk_weight * LK.
 """
 
@@ -12,12 +12,14 @@ import torch
 
 from eagle3lab.draft.attention import Layout, joint_attention
 from eagle3lab.draft.batch import TTTBatch, rope_position
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.teacher import StateTeacher, TopKTeacher
 
 CHUNK = 256  # teacher positions whose logits exist at one time
 
 
 def unroll(draft, batch: TTTBatch) -> torch.Tensor:
-    """Block outputs y of every TTT step at every anchor, [K, N, H]. Step i+1 is fed the output of step i."""
+    """Outputs y of every TTT step at every anchor, [K, N, H]. Step i+1 is fed the y of step i."""
     layout = Layout.of(batch)
     f0_SH = draft.fuse(batch.aux_SAH)
     q, k0, v0 = draft.qkv(f0_SH, batch.next_ids_S, batch.position_S, queries=batch.anchor_N)
@@ -54,14 +56,14 @@ class VocabularyLoss(torch.autograd.Function):
     Forward computes the gradients too, so nothing of size slots x W is kept. Chunks run over teacher positions: the
     teacher's softmax is computed once and used by all K steps that predict the same token.
 
-    Inputs: x_KNH normalised outputs, head_WH draft head, last_PH teacher states, teacher_head_WH the target's output
-    rows of the draft vocabulary, teacher_KN index into P, weight_KN, label_KN draft ids of the true tokens (-1: none).
+    Inputs: x_KNH normalised outputs, head_WH draft head, teacher (see teacher.py) of P positions, teacher_KN index into
+    P, weight_KN, label_KN draft ids of the true tokens (-1: none).
     Returns (loss, correct_KN bool: the draft's argmax is the true token). Both are for the record and cost passes over
     the logits; without `measure` they are 0 and False, while the gradients are always there.
     """
 
     @staticmethod
-    def forward(ctx, x_KNH, head_WH, last_PH, teacher_head_WH, teacher_KN, weight_KN, label_KN, lk_weight, measure):
+    def forward(ctx, x_KNH, head_WH, teacher, teacher_KN, weight_KN, label_KN, lk_weight, lk_form, measure):
         K, N, H = x_KNH.shape
         x_MH, weight_M = x_KNH.reshape(-1, H), weight_KN.flatten()
         teacher_M, label_M = teacher_KN.flatten(), label_KN.flatten()
@@ -69,11 +71,11 @@ class VocabularyLoss(torch.autograd.Function):
         dhead_WH = torch.zeros_like(head_WH, dtype=torch.float32)
         correct_M = torch.zeros(K * N, dtype=torch.bool, device=x_MH.device)
         loss = torch.zeros((), dtype=torch.float32, device=x_MH.device)
-        for start in range(0, last_PH.shape[0], CHUNK):
+        for start in range(0, len(teacher), CHUNK):
             slots = ((teacher_M >= start) & (teacher_M < start + CHUNK) & (weight_M > 0)).nonzero().squeeze(1)
             if slots.numel() == 0:
                 continue
-            p_CW = (last_PH[start : start + CHUNK] @ teacher_head_WH.T).softmax(-1)[teacher_M[slots] - start]
+            p_CW = teacher.probabilities(start, start + CHUNK)[teacher_M[slots] - start]
             x_CH, w_C1 = x_MH[slots], weight_M[slots, None]
             z_CW = x_CH @ head_WH.T
             if measure:
@@ -81,11 +83,12 @@ class VocabularyLoss(torch.autograd.Function):
             log_q_CW = z_CW.log_softmax(-1)
             q_CW = log_q_CW.exp()
             if measure:
-                loss += (w_C1[:, 0] * _slot_losses(p_CW, log_q_CW, q_CW, lk_weight)).sum()
+                loss += (w_C1[:, 0] * _slot_losses(p_CW, log_q_CW, q_CW, lk_weight, lk_form)).sum()
             if lk_weight:
                 below_CW = (q_CW < p_CW).to(q_CW.dtype)
                 mass_C1 = (q_CW * below_CW).sum(-1, keepdim=True)
-                dz_CW = (1 - lk_weight) * (q_CW - p_CW) + lk_weight * q_CW * (mass_C1 - below_CW)
+                lk_C1 = lk_weight / _acceptance(p_CW, q_CW)[:, None].to(q_CW.dtype) if lk_form == "log" else lk_weight
+                dz_CW = (1 - lk_weight) * (q_CW - p_CW) + lk_C1 * q_CW * (mass_C1 - below_CW)
             else:
                 dz_CW = q_CW.sub_(p_CW)
             dz_CW = dz_CW.mul_(w_C1.to(dz_CW.dtype))
@@ -101,29 +104,42 @@ class VocabularyLoss(torch.autograd.Function):
         return dx_KNH * grad_loss, dhead_WH * grad_loss, None, None, None, None, None, None, None
 
 
-def _slot_losses(p_CW, log_q_CW, q_CW, lk_weight):
+def _acceptance(p_CW, q_CW):
+    """a of each slot, float32 [C]; never zero."""
+    return torch.minimum(p_CW, q_CW).sum(-1).float().clamp(min=1e-30)
+
+
+def _slot_losses(p_CW, log_q_CW, q_CW, lk_weight, lk_form):
     """Loss of each slot, float32 [C]."""
     cross_C = -torch.linalg.vecdot(p_CW, log_q_CW).float()
     if not lk_weight:
         return cross_C
-    accept_C = torch.minimum(p_CW, q_CW).sum(-1).float()
-    return (1 - lk_weight) * cross_C + lk_weight * (1 - accept_C)
+    accept_C = _acceptance(p_CW, q_CW)
+    lk_C = -accept_C.log() if lk_form == "log" else 1 - accept_C
+    return (1 - lk_weight) * cross_C + lk_weight * lk_C
 
 
-def ttt_loss(
-    draft, batch, teacher_head_WH, draft_id_V, step_weights_K, denominator_K, lk_weight=0.0, drop_oov=True, measure=True
-):
-    """Loss of a batch (scalar float32) and which trained predictions were right (bool [K, N]); see VocabularyLoss."""
+def ttt_loss(draft, batch: TTTBatch, teacher_head_WH, draft_id_V, recipe: Recipe, denominator_K, measure: bool = True):
+    """Loss of a batch (scalar float32) and which trained predictions were right (bool [K, N]); see VocabularyLoss.
+
+    teacher_head_WH: the target's output rows of the draft vocabulary. draft_id_V: draft id of each target id, or -1.
+    denominator_K: what the sum of each step's slot losses is divided by, float32.
+    """
     y_KNH = unroll(draft, batch)
-    weight_KN = loss_weights(batch, draft_id_V, step_weights_K, denominator_K, drop_oov)
+    if batch.top is None:
+        teacher = StateTeacher(batch.last_PH.to(y_KNH.dtype), teacher_head_WH)
+    else:
+        teacher = TopKTeacher(batch.top, draft_id_V, teacher_head_WH.shape[0], y_KNH.dtype)
+    step_weights_K = recipe.weights_K().to(y_KNH.device)
+    weight_KN = loss_weights(batch, draft_id_V, step_weights_K, denominator_K, recipe.drop_oov)
     return VocabularyLoss.apply(
-        draft.norm(y_KNH),
+        draft.head_input(y_KNH),
         draft.lm_head.weight,
-        batch.last_PH.to(y_KNH.dtype),
-        teacher_head_WH,
+        teacher,
         batch.teacher_KN,
         weight_KN,
         label_ids(batch, draft_id_V),
-        lk_weight,
+        recipe.lk_weight,
+        recipe.lk_form,
         measure,
     )

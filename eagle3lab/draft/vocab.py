@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.workbench.files import atomic_path
@@ -63,17 +64,25 @@ class VocabMap:
             raise VocabError("no token was counted: coverage is undefined")
         return float(counts_V[self.target_ids_W].sum()) / total
 
-    def save(self, path: str | Path) -> None:
-        """Writes d2t and t2d, as they stand in a drafter's folder."""
+    def save(self, path: str | Path, corpus: str | None = None) -> None:
+        """Writes d2t and t2d, as they stand in a drafter's folder, and the fingerprint of the corpus they count."""
         with atomic_path(path) as temporary:
-            save_file({"d2t": self.d2t(), "t2d": self.t2d()}, temporary)
+            metadata = None if corpus is None else {"corpus": corpus}
+            save_file({"d2t": self.d2t(), "t2d": self.t2d()}, temporary, metadata=metadata)
 
     @classmethod
-    def load(cls, path: str | Path) -> "VocabMap":
-        """Reads what `save` wrote. VocabError when the file is not a consistent map."""
+    def load(cls, path: str | Path, corpus: str | None = None) -> "VocabMap":
+        """Reads what `save` wrote. VocabError when the file is not a consistent map, or not one of this corpus."""
         tensors = load_file(path)
         if tensors.keys() != {"d2t", "t2d"}:
             raise VocabError(f"{path} holds {sorted(tensors)}, not d2t and t2d: it is no vocabulary map")
+        with safe_open(path, framework="pt") as file:
+            counted = (file.metadata() or {}).get("corpus")
+        if corpus is not None and counted is not None and counted != corpus:
+            raise VocabError(
+                f"{path} counts the tokens of corpus {counted}, the features are of corpus {corpus}: "
+                "use the map that was made with these features, or make it again"
+            )
         return cls.from_tensors(tensors["d2t"], tensors["t2d"])
 
     @classmethod
@@ -93,8 +102,13 @@ def count_tokens(rows: Iterable, vocab_size: int) -> torch.Tensor:
     return counts_V
 
 
-def build_vocab(counts_V: torch.Tensor, draft_vocab_size: int) -> VocabMap:
-    """The most frequent ids (ties: the lower id). VocabError when fewer distinct ids were seen than asked for."""
+def build_vocab(counts_V: torch.Tensor, draft_vocab_size: int | None) -> VocabMap:
+    """The most frequent ids (ties: the lower id), or all ids of the target for None.
+
+    VocabError when fewer distinct ids were seen than asked for.
+    """
+    if draft_vocab_size is None:
+        return VocabMap(torch.arange(counts_V.numel()), counts_V.numel())
     seen = int((counts_V > 0).sum())
     if draft_vocab_size > seen:
         raise VocabError(

@@ -4,11 +4,14 @@ Shapes: T tokens, A aux layers, H hidden. An aux layer is always an hs index: hs
 layer k, as in transformers' `output_hidden_states`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import torch
+if TYPE_CHECKING:  # so that starting and watching a server costs no import of torch
+    import torch
 
 
 class ContextError(ValueError):
@@ -49,9 +52,9 @@ class SpecCompletion(Completion):
     """An answer decoded speculatively. Verification i committed `accepted[i] + 1` tokens, so
     `len(output_ids) == 1 + sum(a + 1 for a in accepted)`: the first token comes from the prefill. In a last
     cycle cut by max_tokens or by an accepted end token the last committed token counts as that cycle's
-    bonus token."""
+    bonus token. None: the engine cannot tell what each verification accepted."""
 
-    accepted: list[int] = field(default_factory=list)
+    accepted: list[int] | None = field(default_factory=list)
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Engine(Protocol):
         """Yields the states of (id, input_ids) rows, in any order."""
 
     def speculate(self, draft, requests: Iterable[Request], num_steps: int) -> Iterator[SpecCompletion]:
-        """Decodes each request with a draft; the output is that of greedy `generate`."""
+        """Decodes each request with a drafter's folder, in any order; the output is that of greedy `generate`."""
 
 
 def check_tokens(row_id: str, input_ids: Collection[int], vocab_size: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from eagle3lab.draft.checkpoint import load_draft
 from eagle3lab.engines.base import Completion, Features, Request, SpecCompletion
 from eagle3lab.engines.capture import capture
 from eagle3lab.engines.generate import generate
@@ -34,6 +35,15 @@ class EmbeddedEngine:
     ):
         self.target = TargetModel(folder, dtype, device, aux_layers)
         self.end_ids = self.target.config_end_ids() if end_ids is None else frozenset(end_ids)
+
+    def __enter__(self) -> "EmbeddedEngine":
+        return self
+
+    def __exit__(self, *failure) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing: it is here so that every engine is used the same way."""
 
     @property
     def config(self):
@@ -63,5 +73,17 @@ class EmbeddedEngine:
         return capture(self.target, rows, batch_tokens)
 
     def speculate(self, draft, requests: Iterable[Request], num_steps: int = 3) -> Iterator[SpecCompletion]:
-        """See `engines.speculate.speculate`."""
+        """See `engines.speculate.speculate`. `draft` may also be a drafter's folder: it is then read in the engine's
+        dtype, and its aux layers must be the engine's."""
+        if isinstance(draft, str | Path):
+            draft = self._read_draft(draft)
         return speculate(self.target, draft, requests, num_steps, self.end_ids)
+
+    def _read_draft(self, folder: str | Path):
+        draft = load_draft(folder, self.embed_VH, self.embed_VH.dtype).to(self.target.device)
+        if list(draft.config.aux_layers) != self.aux_layers:
+            raise ValueError(
+                f"{folder} was trained on aux_layers {list(draft.config.aux_layers)}, "
+                f"this engine captures {self.aux_layers}: make the engine with the drafter's"
+            )
+        return draft

@@ -13,9 +13,7 @@ def spans_to_mask(loss_spans: list[list[int]], length: int) -> torch.Tensor:
     previous_end = 0
     for start, end in loss_spans:
         if not previous_end <= start < end <= length:
-            raise ValueError(
-                f"loss span [{start}, {end}) is empty, overlaps the one before, or leaves 0..{length}"
-            )
+            raise ValueError(f"loss span [{start}, {end}) is empty, overlaps the one before, or leaves 0..{length}")
         mask_T[start:end] = True
         previous_end = end
     return mask_T

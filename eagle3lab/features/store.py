@@ -1,47 +1,61 @@
 """Writing a feature store: rows are gathered into shards; a shard appears whole or not at all.
 
-Shapes: T tokens, A aux layers, H hidden, M slots with a teacher.
+Shapes: T tokens, A aux layers, H hidden, V target vocabulary.
 """
 
-import json
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from eagle3lab.features.checks import require_finite
+from eagle3lab.features.codec import Codec, teacher_tensors
+from eagle3lab.features.encode import FeatureRow, encode_row
+from eagle3lab.features.finish import finish_store
+from eagle3lab.features.index import Index
 from eagle3lab.features.layout import (
-    CODEC,
-    INDEX,
+    FORMAT,
     STORE,
+    DiskFullError,
+    FeatureStoreError,
     as_stored,
     check_fingerprint,
-    read_store,
+    check_part_name,
+    identity,
+    index_line,
+    index_path,
+    lock_path,
+    manifest_path,
+    read_index,
+    read_manifest,
+    read_parts,
+    shard_is_whole,
     shard_name,
-    valid_rows,
+    shard_number,
+    sizes,
+    write_index,
 )
-from eagle3lab.features.reader import FeatureRow, FeatureStore
-from eagle3lab.features.slots import spans_to_mask, teacher_slots
-from eagle3lab.workbench.files import (
-    append_jsonl,
-    atomic_path,
-    sha256_file,
-    write_json_atomic,
-    write_text_atomic,
-)
+from eagle3lab.features.lock import release, take
+from eagle3lab.features.reader import FeatureStore
+from eagle3lab.features.shardfile import checksum, write_blocks
+from eagle3lab.workbench.files import atomic_path, write_json_atomic
 
-__all__ = ["FeatureRow", "FeatureStore", "FeatureWriter"]
+__all__ = ["FeatureRow", "FeatureStore", "FeatureWriter", "finish_store"]
 
 
 class FeatureWriter:
     """Writes rows into `folder`, or goes on where an earlier writer of the same fingerprint was cut off.
 
-    `done_ids` are the rows already on disk: do not capture them again. Rows become durable when their shard
-    of at least `shard_tokens` tokens is full, or at `close`; a killed writer loses only the rows of the
-    shard it was filling. Aux states are kept as bfloat16 for every token, last hidden states only for
-    `teacher_slots`.
+    part: None for the only writer of a folder, whose `close` makes the store readable. Several writers (processes,
+    servers) each have a part of another name; when all are done `finish_store(folder)` makes the store readable.
+    `done_ids` are the rows on disk when this writer was opened, in any part, and those it added: do not capture them
+    again. Rows become durable when their shard of at least `shard_tokens` tokens is full, at `flush` and at `close`; a
+    killed writer loses only the rows of the shard it was filling.
+    codec: see codec.py. A top-k teacher needs `head_VH`, the target's output head; logits are computed in its dtype.
 
-    Raises FeatureStoreError when the folder holds features of another fingerprint, layers or size.
+    Raises FeatureStoreError when the folder holds features of another fingerprint, codec, layers or size, and when
+    another process writes this part; DiskFullError when a shard does not fit (what was stored before stays whole).
     """
 
     def __init__(
@@ -51,28 +65,42 @@ class FeatureWriter:
         aux_layers: list[int],
         hidden_size: int,
         shard_tokens: int = 65536,
+        codec: str = "bf16",
+        part: str | None = None,
+        head_VH: torch.Tensor | None = None,
     ):
         if shard_tokens < 1:
             raise ValueError(f"shard_tokens={shard_tokens}, at least 1 is needed")
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.shard_tokens = shard_tokens
-        self.store = {
-            "codec": CODEC,
+        self.codec = Codec.of(codec)
+        self.codec.check_head(head_VH)
+        self.sole, self.part = part is None, "00" if part is None else part
+        check_part_name(self.part)
+        self.folder, self.shard_tokens = Path(folder), shard_tokens
+        self.head_VH = head_VH if self.codec.top else None
+        self.manifest = {
+            "format": FORMAT,
+            "codec": self.codec.name,
+            "vocab_size": None if self.head_VH is None else self.head_VH.shape[0],
             "fingerprint": as_stored(fingerprint),
             "aux_layers": list(aux_layers),
             "hidden_size": hidden_size,
             "complete": False,
-            "rows": 0,
-            "tokens": 0,
-            "teacher_slots": 0,
-            "bytes": 0,
+            **sizes([]),
             "shards": [],
         }
-        rows = self._resume()
-        self.done_ids = {row["id"] for row in rows}
-        self._number = max((int(entry["name"][6:11]) for entry in self.store["shards"]), default=-1) + 1
-        self._buffer: list[tuple[dict, dict[str, torch.Tensor]]] = []
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not take(lock_path(self.folder, self.part)):
+            raise FeatureStoreError(
+                f"another process writes part {self.part!r} of {self.folder}; give this writer another part"
+            )
+        try:
+            self.done_ids = self._resume()
+        except BaseException:
+            release(lock_path(self.folder, self.part))
+            raise
+        self._number = max((shard_number(entry["name"]) for entry in self.manifest["shards"]), default=-1) + 1
+        self._rows: list[dict] = []
+        self._blocks: list[dict[str, torch.Tensor]] = []
 
     def add(
         self,
@@ -84,102 +112,96 @@ class FeatureWriter:
         split: str = "train",
         set: str = "",
     ) -> None:
-        """Adds one row. `input_ids` are T ints (list or tensor); the states may be of any float dtype.
+        """Adds one row. `input_ids` are T ints (list or tensor); the states may be of any float dtype and device.
 
         Raises ValueError naming the row for a second row of the same id, wrong shapes or bad spans, and
         NonFiniteStateError naming row and layer for NaN or infinity.
         """
         if row_id in self.done_ids:
             raise ValueError(f"row {row_id!r} is in {self.folder} already; skip the ids in done_ids")
-        ids_T = torch.as_tensor(input_ids, dtype=torch.int32)
-        T, shape = ids_T.shape[0], (len(self.store["aux_layers"]), self.store["hidden_size"])
-        if tuple(aux_TAH.shape) != (T, *shape) or tuple(last_TH.shape) != (T, shape[1]):
-            raise ValueError(
-                f"row {row_id!r} has {T} tokens, aux states {tuple(aux_TAH.shape)} and last states "
-                f"{tuple(last_TH.shape)}; expected {(T, *shape)} and {(T, shape[1])}"
-            )
-        # clone: a slice that is kept would keep the whole batch it was cut from
-        aux_TAH = aux_TAH.detach().to("cpu", torch.bfloat16, copy=True).contiguous()
-        last_TH = last_TH.detach().to("cpu", torch.bfloat16)
-        require_finite(row_id, aux_TAH, last_TH, self.store["aux_layers"])
-        try:
-            slots_M = teacher_slots(spans_to_mask(loss_spans, T))
-        except ValueError as error:
-            raise ValueError(f"row {row_id!r}: {error}") from error
-        row = {
-            "id": row_id,
-            "split": split,
-            "set": set,
-            "n": T,
-            "n_last": slots_M.shape[0],
-            "loss_spans": loss_spans,
-        }
-        self._buffer.append((row, {"input_ids": ids_T, "aux": aux_TAH, "last": last_TH[slots_M]}))
+        sizes_ = (self.manifest["aux_layers"], self.manifest["hidden_size"])
+        block = encode_row(self.codec, row_id, input_ids, loss_spans, aux_TAH, last_TH, *sizes_, self.head_VH)
+        n, n_last = block["input_ids"].shape[0], block[teacher_tensors(self.codec)[0]].shape[0]
+        counts = {"n": n, "n_last": n_last, "loss_spans": loss_spans, "crc32": checksum(block)}
+        self._rows.append({"id": row_id, "split": split, "set": set, **counts})
+        self._blocks.append(block)
         self.done_ids.add(row_id)
-        if sum(row["n"] for row, _ in self._buffer) >= self.shard_tokens:
-            self._write_shard()
+        if sum(row["n"] for row in self._rows) >= self.shard_tokens:
+            self.flush()
+
+    def flush(self) -> None:
+        """Makes the rows added so far durable, as a shard of their own."""
+        if not self._rows:
+            return
+        name, offset, last_offset, lines = shard_name(self.part, self._number), 0, 0, []
+        for row in self._rows:
+            line = {**row, "shard": name, "offset": offset, "last_offset": last_offset}
+            lines.append(index_line(line))
+            offset, last_offset = offset + row["n"], last_offset + row["n_last"]
+        path, index = self.folder / name, index_path(self.folder, self.part)
+        shards, index_bytes = self.manifest["shards"], index.stat().st_size
+        try:
+            # shard, then its index rows, then the part's JSON: the last makes the first two count
+            with atomic_path(path) as temporary:
+                write_blocks(temporary, self._blocks)
+            with open(index, "ab") as file:
+                file.write("".join(lines).encode())
+            counts = {"rows": len(lines), "tokens": offset, "teacher_slots": last_offset, "bytes": path.stat().st_size}
+            self.manifest["shards"] = [*shards, {"name": name, "part": self.part, **counts}]
+            self._save_manifest()
+        except BaseException as error:  # an interrupt too: what was not finished is taken back, and may be tried again
+            self.manifest["shards"] = shards
+            path.unlink(missing_ok=True)
+            os.truncate(index, index_bytes)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._disk_full() from error
+            raise
+        self._number += 1
+        self._rows, self._blocks = [], []
 
     def close(self) -> dict:
-        """Writes what is still in memory, marks the store complete and returns store.json's content."""
-        if self._buffer:
-            self._write_shard()
-        self.store["complete"] = True
-        write_json_atomic(self.folder / STORE, self.store)
-        return self.store
+        """Writes what is still in memory and marks the part complete. Returns store.json's content for the only writer
+        of a folder, else the part's JSON."""
+        self.flush()
+        self.manifest["complete"] = True
+        self._save_manifest()
+        release(lock_path(self.folder, self.part))
+        return finish_store(self.folder, self.done_ids) if self.sole else self.manifest
 
-    def _write_shard(self) -> None:
-        """Shard, then its index rows, then store.json: the last makes the first two count."""
-        name, offset, last_offset, lines = shard_name(self._number), 0, 0, []
-        for row, _ in self._buffer:
-            lines.append({**row, "shard": name, "offset": offset, "last_offset": last_offset})
-            offset, last_offset = offset + row["n"], last_offset + row["n_last"]
-        tensors = {key: torch.cat([t[key] for _, t in self._buffer]) for key in ("input_ids", "aux", "last")}
-        path = self.folder / name
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary)
-        for line in lines:
-            append_jsonl(self.folder / INDEX, line)
-        size = path.stat().st_size
-        self.store["shards"].append(
-            {
-                "name": name,
-                "rows": len(lines),
-                "tokens": offset,
-                "teacher_slots": last_offset,
-                "bytes": size,
-                "sha256": sha256_file(path),
-            }
+    def _disk_full(self) -> DiskFullError:
+        size = sum(tensor.nbytes for block in self._blocks for tensor in block.values())
+        return DiskFullError(
+            f"the disk of {self.folder} is full: {size / 1e6:.1f} MB to write for {len(self._rows)} rows, "
+            f"{shutil.disk_usage(self.folder).free / 1e6:.1f} MB free. What was stored before is whole; make room and "
+            "run the extraction again, it captures only what is missing"
         )
-        self._count()
-        write_json_atomic(self.folder / STORE, self.store)
-        self._number += 1
-        self._buffer = []
 
-    def _count(self) -> None:
-        for total in ("rows", "tokens", "teacher_slots", "bytes"):
-            self.store[total] = sum(entry[total] for entry in self.store["shards"])
+    def _save_manifest(self) -> None:
+        self.manifest |= sizes(self.manifest["shards"])
+        write_json_atomic(manifest_path(self.folder, self.part), self.manifest)
 
-    def _resume(self) -> list[dict]:
-        """Takes over the valid shards of an earlier writer and clears away what it left unfinished."""
-        old, rows = read_store(self.folder), []
-        if old is not None:
-            names = ("codec", "aux_layers", "hidden_size")
-            check_fingerprint(
-                self.folder,
-                {**old["fingerprint"], **{n: old[n] for n in names}},
-                {**self.store["fingerprint"], **{n: self.store[n] for n in names}},
-            )
-            rows = valid_rows(self.folder, old, repair=True)
-            kept = {row["shard"] for row in rows}
-            self.store["shards"] = [entry for entry in old["shards"] if entry["name"] in kept]
-            self._count()
-        keep = {entry["name"] for entry in self.store["shards"]}
-        # store.json first: a kill in between must not leave it listing a shard that is gone
-        write_json_atomic(self.folder / STORE, self.store)
-        write_text_atomic(
-            self.folder / INDEX, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        )
-        for path in [*self.folder.glob("shard-*.safetensors"), *self.folder.glob(".shard-*.tmp.safetensors")]:
-            if path.name not in keep:
-                path.unlink()
-        return rows
+    def _resume(self) -> set[str]:
+        """Takes over the valid shards of an earlier writer of this part, clears away what it left unfinished, and
+        returns the ids that are on disk in any part."""
+        if (self.folder / STORE).exists():
+            read_manifest(self.folder / STORE)  # refuses another format
+        done: set[str] = set()
+        own = Index()
+        for part, manifest in read_parts(self.folder).items():
+            check_fingerprint(self.folder, identity(manifest), identity(self.manifest))
+            shards = [entry for entry in manifest["shards"] if shard_is_whole(self.folder, entry)]
+            index, lacking = read_index(self.folder, part, shards)
+            done.update(index)
+            if part == self.part:
+                own = index
+                self.manifest["shards"] = [entry for entry in shards if entry["name"] not in lacking]
+        (self.folder / STORE).unlink(missing_ok=True)  # the store is unfinished while it is written to
+        # the part's JSON first: a kill in between must not leave it listing a shard that is gone
+        self._save_manifest()
+        write_index(self.folder, self.part, own.rows())
+        keep = {entry["name"] for entry in self.manifest["shards"]}
+        for pattern in ("shard-{}-*", ".shard-{}-*.tmp.*", ".part-{}.*.tmp.*", ".index-{}.*.tmp.*"):
+            for path in self.folder.glob(pattern.format(self.part)):
+                if path.name not in keep:
+                    path.unlink()
+        return done

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _CHUNK = 1 << 20
 
@@ -124,28 +124,34 @@ def append_jsonl(path: str | Path, row: Any) -> None:
 
 
 def read_jsonl(path: str | Path, repair: bool = False) -> list[Any]:
-    """The rows of a JSON-lines file; a missing file has none.
+    """All rows of a JSON-lines file, as `iter_jsonl` gives them; with `repair` a partial last line is dropped and
+    cut from the file.
+    """
+    return list(iter_jsonl(path, "repair" if repair else "refuse"))
 
-    A last line without its line end is partial (its writer was cut off): ValueError with file and line, or,
-    with `repair`, it is dropped and cut from the file. Any other bad line raises ValueError with file and
-    line.
+
+def iter_jsonl(path: str | Path, partial: Literal["refuse", "repair", "skip"] = "refuse") -> Iterator[Any]:
+    """The rows of a JSON-lines file, one in memory at a time; a missing file has none.
+
+    A last line without its line end is partial (its writer was cut off, or is at work): ValueError with file and
+    line; "repair" drops it and cuts it from the file; "skip" leaves it out and the file alone. Any other bad line
+    raises ValueError with file and line.
     """
     path = Path(path)
     if not path.exists():
-        return []
-    rows: list[Any] = []
+        return
     whole_bytes = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                if not repair:
+                if partial == "refuse":
                     raise ValueError(f"{path}, line {number}: partial last line; repair=True drops it")
-                break
+                if partial == "repair":
+                    os.truncate(path, whole_bytes)
+                return
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
             whole_bytes += len(line)
-    if path.stat().st_size != whole_bytes:
-        os.truncate(path, whole_bytes)
-    return rows
+            yield row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .files import write_json_atomic
 from .records import PROGRESS, now
@@ -50,8 +50,16 @@ class Progress:
         self._begin = (0.0, 0.0)
         self._last_done = 0.0
 
-    def update(self, done: float, total: float | None, unit: str = "", note: str = "") -> None:
-        """Tell that `done` of `total` (None: unknown) units are done."""
+    def update(
+        self,
+        done: float,
+        total: float | None,
+        unit: str = "",
+        note: str = "",
+        seconds_left: float | Literal["by rate"] | None = "by rate",
+    ) -> None:
+        """Tell that `done` of `total` (None: unknown) units are done. `seconds_left`: a better estimate than the one by
+        rate, None where there is none yet."""
         clock = time.monotonic()
         fresh = (total, unit) != self._phase or done < self._last_done
         if fresh:
@@ -63,9 +71,10 @@ class Progress:
         begun, done_before = self._begin
         gained = done - done_before
         rate = gained / (clock - begun) if gained > 0 and clock > begun else None
-        left = (total - done) / rate if rate and total is not None else None
+        if seconds_left == "by rate":
+            seconds_left = (total - done) / rate if rate and total is not None else None
         state = {
-            "done": done, "total": total, "unit": unit, "note": note, "rate": rate, "seconds_left": left,
+            "done": done, "total": total, "unit": unit, "note": note, "rate": rate, "seconds_left": seconds_left,
             "updated": now(),
         }  # fmt: skip
         write_json_atomic(self._path, state)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from .artefacts import ArtefactError, describe
 from .files import append_jsonl, read_jsonl, write_bytes_atomic, write_json_atomic, write_text_atomic
@@ -130,9 +130,19 @@ class Run:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text_atomic(self.folder / METRICS, text)
 
-    def progress(self, done: float, total: float | None, unit: str = "", note: str = "") -> None:
-        """Show that `done` of `total` units are done: in the terminal, and in one display in the notebook."""
-        self._progress.update(done, total, unit, note)
+    def progress(
+        self,
+        done: float,
+        total: float | None,
+        unit: str = "",
+        note: str = "",
+        seconds_left: float | Literal["by rate"] | None = "by rate",
+    ) -> None:
+        """Show that `done` of `total` units are done: in the terminal, and in one display in the notebook.
+
+        seconds_left: an estimate of the caller's own (None: not known yet) instead of the one by the rate so far.
+        """
+        self._progress.update(done, total, unit, note, seconds_left)
 
     def track(
         self,

@@ -10,17 +10,21 @@ from eagle3lab.features.store import FeatureWriter
 
 def test_the_case_needs_ten_terabytes():
     """H 7168, three aux layers and the last state everywhere: 56 KiB a token, 88K rows of 2K tokens."""
-    states = estimate.store_bytes_per_token(7168) - estimate.TOKEN_BYTES
-    assert states == (21504 + 7168) * 2 == 56 * 1024
+    assert estimate.estimate_store_bytes(1, 7168) == (21504 + 7168) * 2 + 4 == 56 * 1024 + 4
     assert estimate.estimate_store_bytes(88_000 * 2_000, 7168) == pytest.approx(10e12, rel=0.02)
 
 
 def test_teachers_only_where_they_teach():
     # H=576: 3456 bytes of aux states, 1152 of the last one at a quarter of the slots, 4 of the id
-    assert estimate.store_bytes_per_token(576, teacher_share=0.25) == 3456 + 288 + 4
+    assert estimate.estimate_store_bytes(1000, 576, teacher_share=0.25) == (3456 + 288 + 4) * 1000
     assert estimate.estimate_store_bytes(1000, 576, teacher_share=0.0) == 3460 * 1000
     with pytest.raises(ValueError, match="teacher_share=25"):
-        estimate.store_bytes_per_token(576, teacher_share=25)
+        estimate.estimate_store_bytes(1, 576, teacher_share=25)
+
+
+def test_a_smaller_codec_takes_less():
+    # three bytes of exponents, ids of 163,840 tokens in four bytes each, their log probabilities in two
+    assert estimate.estimate_store_bytes(1, 7168, codec="fp8+top128", vocab_size=163_840) == 4 + 21504 + 3 + 128 * 6 + 2
 
 
 def test_store_bytes_are_those_of_a_real_store(tmp_path):

@@ -104,7 +104,7 @@ def test_every_row_is_accounted_for(smoke_chain):
         assert row["loss_spans"] == [[start, len(row["input_ids"])]]
         assert row["split"] == ids[row["id"]].get("split", "heldout")
 
-    index = {row["id"]: row for row in smoke_chain.lines("extraction", "features/index.jsonl")}
+    index = {row["id"]: row for row in smoke_chain.lines("extraction", "features/index-00.jsonl")}
     assert {i: row["n"] for i, row in index.items()} == {r["id"]: len(r["input_ids"]) for r in corpus}
     results = smoke_chain.read("extraction", "results.json")
     assert results["tokens"] == sum(len(row["input_ids"]) for row in corpus)

@@ -14,9 +14,7 @@ def _sharegpt(*pairs, id="abc_0"):
 
 
 def test_sharegpt_roles_become_chat_roles():
-    found = _sharegpt(
-        ("system", "Be kind."), ("human", " Hi "), ("chatgpt", "Hello"), ("user", "Bye"), ("bing", "!")
-    )
+    found = _sharegpt(("system", "Be kind."), ("human", " Hi "), ("chatgpt", "Hello"), ("user", "Bye"), ("bing", "!"))
     assert found.id == "abc"
     assert [m["role"] for m in found.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert found.messages[1]["content"] == "Hi"
@@ -76,9 +74,7 @@ def test_instruction_rows_join_their_input():
     row = {"instruction": "Translate", "input": "good day", "output": "guten Tag"}
     found = ADAPTERS["instruction"](row, "alpaca")
     assert [m["content"] for m in found.messages] == ["Translate\n\ngood day", "guten Tag"]
-    assert (
-        ADAPTERS["instruction"]({"instruction": "Hi", "response": "Ho"}, "e").messages[1]["content"] == "Ho"
-    )
+    assert ADAPTERS["instruction"]({"instruction": "Hi", "response": "Ho"}, "e").messages[1]["content"] == "Ho"
     assert len(ADAPTERS["instruction"]({"instruction": "Hi", "input": "", "output": ""}, "e").messages) == 1
 
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eagle3lab.data.answers import render_conversation
 from eagle3lab.data.chat import (
     ChatError,
     end_token_ids,
     load_tokenizer,
-    render_conversation,
     render_prompt,
     render_text,
     special_token_in,
@@ -16,13 +16,9 @@ from eagle3lab.data.chat import (
 )
 from eagle3lab.data.spans import MaskError, check_spans, mask_of
 
-words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
-    lambda t: "<|" not in t
-)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(lambda t: "<|" not in t)
 pairs = st.lists(st.tuples(words, words), min_size=1, max_size=3)
-relaxed = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
 def _messages(pairs):
@@ -55,9 +51,7 @@ def test_a_prompt_is_what_stands_before_the_first_span(chatml, pairs):
 
 
 def test_the_glass_template_keeps_token_borders(glass):
-    messages = _messages(
-        [("Alice was beginning to get very tired", "said the Cat."), ("What", "Nothing more.")]
-    )
+    messages = _messages([("Alice was beginning to get very tired", "said the Cat."), ("What", "Nothing more.")])
     ids, spans = render_conversation(glass, messages)
     assert [_decode(glass, ids[a:b]) for a, b in spans] == ["said the Cat.<eos>", "Nothing more.<eos>"]
     assert _decode(glass, render_prompt(glass, messages[:1])) == "Alice was beginning to get very tired\n"
@@ -79,9 +73,7 @@ def test_all_zero_and_all_one_masks_are_refused(chatml):
         check_spans(3, [[0, 3]])
 
 
-@pytest.mark.parametrize(
-    "spans", [[[2, 2]], [[3, 2]], [[0, 5]], [[2, 3], [1, 2]], [[1, 3], [2, 4]], [[-1, 2]]]
-)
+@pytest.mark.parametrize("spans", [[[2, 2]], [[3, 2]], [[0, 5]], [[2, 3], [1, 2]], [[1, 3], [2, 4]], [[-1, 2]]])
 def test_impossible_spans_are_refused(spans):
     with pytest.raises(MaskError, match="row: loss span"):
         check_spans(4, spans)
@@ -106,9 +98,7 @@ def test_a_template_that_rewrites_history_is_refused(make_tokenizer):
 
 def test_tokens_across_the_border_are_refused(make_tokenizer):
     joined = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
-    tokenizer = make_tokenizer(
-        joined.replace("<|im_end|>", "{% if not add_generation_prompt %}<|im_end|>{% endif %}")
-    )
+    tokenizer = make_tokenizer(joined.replace("<|im_end|>", "{% if not add_generation_prompt %}<|im_end|>{% endif %}"))
     with pytest.raises(ChatError, match="border|rewrites"):
         render_conversation(tokenizer, _messages([("The qu", "ick brown fox")]))
 

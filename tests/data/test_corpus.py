@@ -151,9 +151,7 @@ def test_subsets_are_nested_stratified_and_independent_of_order(counts, cuts, se
 def test_subsets_without_strata_keep_their_choice_when_rows_are_added():
     first = nested_subsets([f"r{n}" for n in range(50)], [10], seed=1)[10]
     more = nested_subsets([f"r{n}" for n in range(60)], [20], seed=1)[20]
-    assert [key for key in more if int(key[1:]) < 50][:10] == first[
-        : len([k for k in more if int(k[1:]) < 50])
-    ][:10]
+    assert [key for key in more if int(key[1:]) < 50][:10] == first[: len([k for k in more if int(k[1:]) < 50])][:10]
     assert nested_subsets([f"r{n}" for n in range(50)], [10], seed=2)[10] != first
 
 

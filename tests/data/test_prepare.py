@@ -25,9 +25,7 @@ def prepare(tmp_path, chatml):
         raw = rows if isinstance(rows, bytes) else json.dumps(rows).encode()
         (tmp_path / "rows.json").write_bytes(raw)
         spec = set_spec(f"mine:sharegpt:{tmp_path / 'rows.json'}")
-        summary = prepare_set(
-            spec, tokenizer, tmp_path / "prepared", limits, blocked=dict(blocked), **options
-        )
+        summary = prepare_set(spec, tokenizer, tmp_path / "prepared", limits, blocked=dict(blocked), **options)
         folder = tmp_path / "prepared" / "mine"
         assert sorted(p.name for p in folder.iterdir()) == ["errors.jsonl", "prompts.jsonl", "summary.json"]
         assert [p.name for p in folder.parent.iterdir()] == ["mine"]
@@ -90,9 +88,7 @@ def test_a_cut_file_loses_one_record_and_says_so(prepare):
     assert (len(prompts), summary["input"], summary["errors"]) == (19, 20, {"unreadable_record": 1})
     (lost,) = summary["lost"]
     assert lost["record"] == 19 and "ends inside the record" in lost["reason"]
-    assert fallen == [
-        {"row": 19, "id": None, "kind": "error", "reason": "unreadable_record", "detail": lost["reason"]}
-    ]
+    assert fallen == [{"row": 19, "id": None, "kind": "error", "reason": "unreadable_record", "detail": lost["reason"]}]
 
 
 def test_limits_choose_by_seed_and_smaller_limits_are_prefixes(prepare):
@@ -169,7 +165,7 @@ def test_a_failing_pass_keeps_the_earlier_folder(prepare, tmp_path):
 
 
 def test_unknown_sets_adapters_and_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="known: sharegpt"):
+    with pytest.raises(ValueError, match="known: .*sharegpt"):
         set_spec("sharegtp")
     with pytest.raises(ValueError, match="unknown adapter 'shargpt'"):
         set_spec("x:shargpt:rows.json")

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lab.data import records
-from eagle3lab.data.records import JsonArray, JsonLines, RecordsError, open_records
+from eagle3lab.data.records import JsonArray, JsonLines, RecordsError
+from eagle3lab.data.tables import open_records
 
 ROWS = [
     {"id": "a_0", "text": "x" * 50},

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from eagle3lab.data.suites import benchmark_texts, heldout_prompts, prepare_suites
@@ -8,9 +10,7 @@ def test_the_suites_have_their_published_sizes():
     bench, humaneval = heldout_prompts("mt_bench"), heldout_prompts("humaneval")
     assert (len(bench), len(humaneval)) == (80, 164)
     assert bench[0]["id"] == "mt_bench-81"
-    assert bench[0]["messages"][0]["content"].startswith(
-        "Compose an engaging travel blog post about a recent trip"
-    )
+    assert bench[0]["messages"][0]["content"].startswith("Compose an engaging travel blog post about a recent trip")
     assert humaneval[0]["id"] == "humaneval-0"
     assert "def has_close_elements(" in humaneval[0]["messages"][0]["content"]
     assert len({row["id"] for row in bench + humaneval}) == 244
@@ -24,6 +24,33 @@ def test_every_turn_is_blocked_from_training():
     assert texts[normalise(second)] == "mt_bench-81"
 
 
+def test_function_calls_bring_their_tools_in_the_words_of_json_schema():
+    questions = heldout_prompts("bfcl")
+    assert len(questions) == 400 + 200 + 200 + 200 + 258 + 1053 + 16 + 24
+    assert questions[0]["id"] == "bfcl-simple_python_0"
+    assert questions[0]["messages"] == [
+        {"role": "user", "content": "Find the area of a triangle with a base of 10 units and height of 5 units."}
+    ]
+    (tool,) = questions[0]["tools"]
+    assert tool["function"]["parameters"]["type"] == "object"
+    assert tool["function"]["parameters"]["properties"]["base"]["type"] == "integer"
+    assert '"type": "dict"' not in json.dumps([one["tools"] for one in questions])
+    assert len({one["id"] for one in questions}) == len(questions)
+
+
+def test_alpaca_and_news_are_held_out_as_what_they_are():
+    alpaca, news = heldout_prompts("alpaca"), heldout_prompts("lee_news")
+    assert (len(alpaca), len(news)) == (80, 299 + 1)
+    assert news[0]["messages"][0]["content"].startswith("Summarize the following news article")
+    texts = benchmark_texts(["alpaca"])
+    assert all(normalise(one["messages"][0]["content"]) in texts for one in alpaca)
+
+
+def test_a_suite_the_template_cannot_render_is_skipped_with_that_reason(chatml):
+    prompts, skipped = prepare_suites(["bfcl"], chatml, max_prompt_tokens=10_000, limit=3)
+    assert prompts == [] and {row["reason"] for row in skipped} == {"template"}
+
+
 def test_an_unknown_suite_is_refused():
     with pytest.raises(ValueError, match="known: mt_bench, humaneval"):
         heldout_prompts("mtbench")
@@ -32,9 +59,7 @@ def test_an_unknown_suite_is_refused():
 def test_suites_as_prompts_skip_what_the_target_cannot_take(glass):
     prompts, skipped = prepare_suites(["mt_bench"], glass, max_prompt_tokens=48, limit=5)
     assert len(prompts) == 5
-    assert all(
-        row["n_prompt"] <= 48 and row["split"] == "heldout" and row["set"] == "mt_bench" for row in prompts
-    )
+    assert all(row["n_prompt"] <= 48 and row["split"] == "heldout" and row["set"] == "mt_bench" for row in prompts)
     assert {row["reason"] for row in skipped} <= {"too_many_tokens", "unknown_token"}
     everything, all_skipped = prepare_suites(["mt_bench", "humaneval"], glass, max_prompt_tokens=48)
     assert len(everything) + len(all_skipped) == 244

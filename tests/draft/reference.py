@@ -52,10 +52,16 @@ def attend(c, q, keys, values):
     return torch.stack(out)
 
 
+def fuse(w, c, aux_AH):
+    if c.fc_norm:
+        aux_AH = torch.stack([rms(x, w[f"fc_norm.{a}.weight"], c.rms_norm_eps) for a, x in enumerate(aux_AH)])
+    return w["fc.weight"] @ aux_AH.flatten()
+
+
 def row_logits(w, c, embed, ids, aux_TAH, steps):
     """{(slot, step): logits over the draft vocabulary} of one row, every slot whose tokens exist."""
     T = len(ids)
-    f0 = [w["fc.weight"] @ aux_TAH[t].flatten() for t in range(T)]
+    f0 = [fuse(w, c, aux_TAH[t]) for t in range(T)]
     step0 = [qkv(w, c, f0[t], ids[t + 1], t, embed) for t in range(T - 1)]
     logits = {}
     for t in range(T - 2):
@@ -69,8 +75,10 @@ def row_logits(w, c, embed, ids, aux_TAH, steps):
                 extra_v.append(v)
             keys = [step0[s][1] for s in range(t + 1)] + extra_k
             values = [step0[s][2] for s in range(t + 1)] + extra_v
-            f = after(w, c, f, attend(c, q, keys, values))
-            logits[t, i] = w["lm_head.weight"] @ rms(f, w["norm.weight"], c.rms_norm_eps)
+            y = after(w, c, f, attend(c, q, keys, values))
+            normed = rms(y, w["norm.weight"], c.rms_norm_eps)
+            logits[t, i] = w["lm_head.weight"] @ normed
+            f = normed if c.norm_output else y
     return logits
 
 
@@ -102,8 +110,10 @@ def loss(w, c, embed, rows, recipe, teacher_head_VH, target_ids, last_of):
                     continue
                 p = torch.softmax(teacher_head_VH[target_ids] @ last[t + 1 + i], 0)
                 q = torch.softmax(logits[t, i], 0)
-                cross, lk = -(p * torch.log(q)).sum(), 1 - torch.minimum(p, q).sum()
+                cross, accept = -(p * torch.log(q)).sum(), torch.minimum(p, q).sum()
+                lk = -torch.log(accept) if recipe.lk_form == "log" else 1 - accept
                 sums[i] = sums[i] + (1 - recipe.lk_weight) * cross + recipe.lk_weight * lk
         slots += used
     denominators = counts if recipe.denominator == "valid" else [slots] * recipe.ttt_steps
-    return sum(recipe.step_decay**i * sums[i] / max(1, denominators[i]) for i in range(recipe.ttt_steps))
+    step_weights = recipe.step_weights or [recipe.step_decay**i for i in range(recipe.ttt_steps)]
+    return sum(step_weights[i] * sums[i] / max(1, denominators[i]) for i in range(recipe.ttt_steps))

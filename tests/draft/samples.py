@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.features.slots import teacher_slots
 
 V, W, H, A, L = 40, 17, 16, 3, 8
@@ -28,23 +29,27 @@ def make_row(seed: int, length: int, spans, dtype=torch.float32):
     )
 
 
-def make_draft(seed: int = 0) -> Eagle3Draft:
+def make_draft(seed: int = 0, **changes) -> Eagle3Draft:
+    """`changes` are fields of DraftConfig."""
     config = DraftConfig(
-        hidden_size=H,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=V,
-        draft_vocab_size=W,
-        target_hidden_size=H,
-        aux_layers=(2, 4, 5),
-        target_num_layers=L,
-        rms_norm_eps=1e-6,
+        **{
+            "hidden_size": H,
+            "intermediate_size": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "vocab_size": V,
+            "draft_vocab_size": W,
+            "target_hidden_size": H,
+            "aux_layers": (2, 4, 5),
+            "target_num_layers": L,
+            "rms_norm_eps": 1e-6,
+        }
+        | changes
     )
     generator = torch.Generator().manual_seed(seed)
-    target_ids = torch.randperm(V, generator=generator)[:W].sort().values
-    draft = Eagle3Draft(config, torch.randn(V, H, generator=generator), target_ids)
+    target_ids = torch.randperm(V, generator=generator)[: config.draft_vocab_size].sort().values
+    draft = Eagle3Draft(config, torch.randn(V, config.hidden_size, generator=generator), target_ids)
     with torch.no_grad():
         for parameter in draft.parameters():  # larger than the usual start, so that every path matters
             noise = torch.randn(parameter.shape, generator=generator)

@@ -59,6 +59,27 @@ def test_reload_gives_the_same_draft(folder, draft):
     assert torch.equal(loaded.target_ids_W, draft.target_ids_W)
 
 
+def test_a_drafter_of_another_width_carries_its_embedding(tmp_path):
+    draft = make_draft(hidden_size=12)
+    folder = export_draft(draft, tmp_path / "draft", {})
+    assert torch.equal(load_file(folder / "model.safetensors")["embed_tokens.weight"], draft.embed_VH.bfloat16())
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["hidden_size"], config["target_hidden_size"]) == (12, H)
+    loaded = load_draft(folder, torch.zeros(V, H))  # the target's embedding is of no use here
+    assert torch.equal(loaded.embed_VH, draft.embed_VH.bfloat16().float())
+    plant(folder, lambda tensors: tensors.pop("embed_tokens.weight"))
+    with pytest.raises(CheckpointError, match="no tensor 'embed_tokens.weight'"):
+        load_draft(folder, torch.zeros(V, H))
+
+
+def test_a_full_vocabulary_needs_no_map(tmp_path):
+    """vLLM refuses a d2t there; SGLang takes the ids as they are."""
+    draft = make_draft(draft_vocab_size=V)
+    folder = export_draft(draft, tmp_path / "draft", {})
+    assert not {"d2t", "t2d"} & load_file(folder / "model.safetensors").keys()
+    assert torch.equal(load_draft(folder, draft.embed_VH).target_ids_W, torch.arange(V))
+
+
 def plant(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from eagle3lab.analysis.accept import PromptCycles
-from eagle3lab.draft.decode import answer_hits
-from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft import decode
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.decode import answer_hits, answers, simulated_commits
+from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train import Trainer
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
+from tests.draft.samples import make_draft, make_row
 from tests.tiny import VOCAB, save_tiny_target
 
 
@@ -72,6 +75,8 @@ def test_simulated_equals_served(trained, num_steps):
         assert list(simulated.accepted) == completion.accepted, row.id
         accepted_somewhere += sum(completion.accepted)
     assert accepted_somewhere > 10  # the comparison is about something
+    accepted = [a for completion in served.values() for a in completion.accepted]
+    assert simulated_commits(draft, rows.values(), num_steps) == (sum(accepted) + len(accepted), len(accepted))
 
 
 def test_hits_of_a_row_do_not_depend_on_its_neighbours(trained):
@@ -80,6 +85,34 @@ def test_hits_of_a_row_do_not_depend_on_its_neighbours(trained):
     for row in rows.values():
         ((_, alone),) = answer_hits(draft, [row], 3)
         assert torch.equal(alone, together[row.id])
+
+
+def test_rows_of_scattered_tokens_do_not_shift_their_neighbours():
+    """An answer of one token has nothing to predict: its row is not in the batch, the others keep their place."""
+    draft = make_draft()
+    spans = [[(2, 3), (5, 6)], [(3, 30)], [(9, 10), (12, 13)], [(2, 12), (15, 28)]]
+    rows = [make_row(seed, 30, spans[seed % 4]) for seed in range(24)]
+    together, hits = answer_hits(draft, rows, 2), 0
+    for row, (same, hits_TK) in zip(rows, together, strict=True):
+        ((_, alone),) = answer_hits(draft, [row], 2)
+        assert same is row and torch.equal(hits_TK, alone)
+        hits += int(hits_TK.sum())
+    assert hits > 5
+
+
+def test_answers_are_the_runs_of_generated_tokens():
+    mask = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.bool)
+    assert answers(mask) == [(1, 3), (5, 6), (7, 8)]
+    assert answers(torch.zeros(4, dtype=torch.bool)) == []
+
+
+def test_commits_of_several_answers_in_a_row_by_hand(monkeypatch):
+    row = make_row(1, 12, [(2, 6), (8, 12)])
+    hits_TK = torch.zeros(12, 2, dtype=torch.bool)
+    hits_TK[1] = torch.tensor([True, False])  # x3 right, x4 is the bonus; then slot 3 predicts x5: wrong
+    hits_TK[7] = torch.tensor([True, True])  # x9 and x10 right, x11 is the bonus
+    monkeypatch.setattr(decode, "answer_hits", lambda draft, rows, num_steps: [(row, hits_TK)])
+    assert simulated_commits(None, [row], 2) == (3 + 3, 2 + 1)
 
 
 def test_too_short_answers_have_no_hits(trained):

@@ -1,14 +1,17 @@
 """Training: learning happens, resuming is bit-equal, accumulation is exact, divergence is stopped."""
 
 import dataclasses
+import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eagle3lab.draft.order import micro_batches, training_plan
-from eagle3lab.draft.recipe import Recipe, schedule
+from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.state import StateError
-from eagle3lab.draft.train import Trainer, TrainingDiverged, warm_start
+from eagle3lab.draft.train import Trainer, TrainingDiverged
 from tests.draft.samples import V, make_draft, make_row
 
 RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
@@ -87,26 +90,53 @@ def test_nan_features_stop_the_training_and_keep_the_batch(tmp_path, head):
     rows["r2"].aux_TAH[4, 1, 3] = float("nan")
     trainer, draft = training(tmp_path, head, rows=rows)
     before = weights_of(draft)
-    with pytest.raises(TrainingDiverged, match="Lower lr"):
+    with pytest.raises(TrainingDiverged, match="r2/aux_TAH.*Lower lr"):
         list(trainer.run())
-    assert all(torch.equal(before[n], p) for n, p in weights_of(draft).items() if trainer.step == 0)
-    assert all(bool(torch.isfinite(p).all()) for p in draft.parameters())
-    assert list((tmp_path / "state").glob("diverged-*.safetensors"))
+    assert trainer.step == 0 and all(torch.equal(before[n], p) for n, p in weights_of(draft).items())
+    assert all(parameter.grad is None for parameter in draft.parameters())
+    kept = load_file(tmp_path / "state" / "diverged-step-000000" / "batch.safetensors")
+    report = json.loads((tmp_path / "state" / "diverged-step-000000" / "report.json").read_text())
+    assert report["not_finite"] == {"r2/aux_TAH": 1} and "r2" in report["rows"]
+    for row_id in report["rows"]:
+        assert torch.equal(kept[f"{row_id}/input_ids_T"], rows[row_id].input_ids_T)
+        assert torch.equal(kept[f"{row_id}/last_MH"], rows[row_id].last_MH)
 
 
-def test_warm_start_takes_the_targets_head_and_norm(head):
-    draft = make_draft()
-    norm, fc = torch.rand(draft.config.hidden_size) + 0.5, draft.fc.weight.clone()
-    warm_start(draft, head, norm)
-    assert torch.equal(draft.lm_head.weight, head[draft.target_ids_W]) and torch.equal(draft.norm.weight, norm)
-    assert torch.equal(draft.fc.weight, fc)
+def test_an_exploding_loss_stops_the_training(tmp_path, head):
+    recipe = dataclasses.replace(RECIPE, explode_factor=1.5, epochs=20, optimizer="adamw", lr=3.0, head_lr=3.0)
+    trainer, draft = training(tmp_path, head, recipe)
+    with pytest.raises(
+        TrainingDiverged, match="explode_factor=1.5 times the first one.*features of the batch are finite"
+    ):
+        for row in trainer.run(log_every=1):
+            before, first = weights_of(draft), trainer.progress["first_loss"]
+            assert row["loss"] <= 1.5 * first
+    assert all(torch.equal(before[n], p) for n, p in weights_of(draft).items())  # the bad step was not applied
+    assert 0 < trainer.step < trainer.total_steps
+    unwatched, _ = training(tmp_path, head, dataclasses.replace(recipe, explode_factor=None), "unwatched")
+    assert max(row["loss"] for row in unwatched.run(log_every=1)) > 1.5 * first
 
 
-def test_warm_start_leaves_a_drafter_of_another_width_alone(head):
-    draft = make_draft()
-    before = draft.lm_head.weight.clone()
-    warm_start(draft, head[:, :8], torch.ones(8))
-    assert torch.equal(draft.lm_head.weight, before)
+def test_the_first_loss_is_remembered_over_a_restart(tmp_path, head):
+    trainer, _ = training(tmp_path, head)
+    for row in trainer.run(checkpoint_every=2, log_every=1):
+        if row["step"] == 3:
+            break
+    again, _ = training(tmp_path, head)
+    assert again.step == 2 and again.progress["first_loss"] == trainer.progress["first_loss"]
+
+
+def test_tokens_seen_go_on_over_a_restart(tmp_path, head):
+    trainer, _ = training(tmp_path, head)
+    for first in trainer.run(checkpoint_every=1, log_every=1):
+        if first["step"] == 2:
+            break
+    again, _ = training(tmp_path, head)
+    rows = list(again.run(log_every=1))
+    assert rows[0]["tokens_seen"] == first["tokens_seen"] + rows[0]["tokens"]
+    # a row of n tokens has slots 0 .. n-3 with a token to predict; 12 rows of 6 + i % 9 tokens, two epochs
+    assert rows[-1]["tokens_seen"] == 2 * sum(6 + i % 9 - 2 for i in range(12))
+    assert rows[0]["seconds_left"] > 0 and rows[-1]["seconds_left"] == 0
 
 
 def test_every_row_is_trained_once_an_epoch():
@@ -121,18 +151,34 @@ def test_every_row_is_trained_once_an_epoch():
         assert len(batch) * max(lengths[i] for i in batch) <= 128
 
 
-def test_schedule_by_hand():
-    recipe = Recipe(warmup_share=0.1, final_lr_share=0.0)
-    assert [schedule(s, 20, recipe) for s in (0, 1)] == [0.5, 1.0]
-    assert schedule(11, 20, recipe) == pytest.approx(0.5)  # half-way through the 18 cosine steps
+BAD = [
+    {"ttt_steps": 0},
+    {"optimizer": "sgd"},
+    {"loss_mask_kind": "none"},
+    {"lk_weight": 1.5},
+    {"lk_form": "square"},
+    {"long_rows": "cut"},
+    {"compute_dtype": "float16"},
+    {"step_decay": 0.0},
+    {"step_weights": [1.0, 0.5]},
+    {"step_weights": [1.0, 0.5, 0.0]},
+    {"max_length": 4},
+    {"explode_factor": 1.0},
+]
 
 
-@pytest.mark.parametrize(
-    "change", [{"ttt_steps": 0}, {"optimizer": "sgd"}, {"loss_mask_kind": "none"}, {"lk_weight": 1.5}]
-)
+@pytest.mark.parametrize("change", BAD, ids=str)
 def test_bad_recipes_are_refused_by_name(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         Recipe(**change)
+
+
+def test_a_recipe_is_made_of_the_parameters_that_exist():
+    recipe = Recipe.of(SimpleNamespace(lr=1e-3, step_weights=[3, 2, 1], profile="demo"), seed=4)
+    assert recipe == Recipe(lr=1e-3, step_weights=(3, 2, 1), seed=4)
+    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert recipe.weights_K().tolist() == [3, 2, 1]
+    assert Recipe(step_decay=0.5).weights_K().tolist() == [1, 0.5, 0.25]
 
 
 def test_vocabulary_size_is_that_of_the_fixture():

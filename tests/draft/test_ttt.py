@@ -11,7 +11,7 @@ from eagle3lab.draft import attention, ttt
 from eagle3lab.draft.batch import make_batch, slot_mask
 from eagle3lab.draft.recipe import Recipe
 from tests.draft import reference
-from tests.draft.samples import make_draft, make_row
+from tests.draft.samples import V, make_draft, make_row
 
 
 def package_loss(draft, rows, recipe, head_VH):
@@ -25,10 +25,8 @@ def package_loss(draft, rows, recipe, head_VH):
         batch,
         head_VH[draft.target_ids_W],
         draft_id_V,
-        recipe.step_weights(),
+        recipe,
         denominator_K,
-        recipe.lk_weight,
-        recipe.drop_oov,
     )
     return loss
 
@@ -46,18 +44,42 @@ def reference_loss(draft, rows, recipe, head_VH):
     return loss, weights
 
 
-SWITCHES = [
-    Recipe(ttt_steps=3, loss_mask_kind=kind, denominator=denominator, drop_oov=drop, lk_weight=lk, step_decay=0.8)
-    for kind, denominator, drop, lk in itertools.product(
-        ("strict", "shifted", "specforge"), ("valid", "all"), (True, False), (0.0, 0.4)
-    )
-]
+def all_of(**choices):
+    """Every combination of the choices."""
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
 
 
-@pytest.mark.parametrize(
-    "recipe", SWITCHES, ids=lambda r: f"{r.loss_mask_kind}-{r.denominator}-{r.drop_oov}-{r.lk_weight}"
+SLOTS = all_of(
+    loss_mask_kind=("strict", "shifted", "specforge"),
+    denominator=("valid", "all"),
+    drop_oov=(True, False),
+    lk_weight=(0.0, 0.4),
 )
-def test_loss_and_gradient_equal_the_double_loop(draft, rows, head, recipe):
+LOSSES = [
+    {"lk_weight": 1.0},
+    {"lk_weight": 1.0, "lk_form": "log"},
+    {"lk_weight": 0.3, "lk_form": "log", "drop_oov": False},
+    {"step_decay": 1.0},
+    {"step_weights": [0.2, 1.5, 0.7]},
+    {"ttt_steps": 1},
+    {"ttt_steps": 7},  # longer than any answer here: the last steps train nothing
+]
+NETWORKS = [
+    {"fc_norm": True},
+    {"norm_output": True},
+    {"fc_norm": True, "norm_output": True},
+    {"hidden_size": 12},
+    {"hidden_size": 20, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "intermediate_size": 10},
+    {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 4},
+    {"draft_vocab_size": V},  # full vocabulary
+    {"aux_layers": (1, 3, 6), "rope_theta": 50.0, "rms_norm_eps": 1e-2},
+]
+SWITCHES = [(recipe, {}) for recipe in SLOTS + LOSSES] + [({}, network) for network in NETWORKS]
+
+
+@pytest.mark.parametrize("recipe, network", SWITCHES, ids=lambda d: "-".join(map(str, d.values())) or "default")
+def test_loss_and_gradient_equal_the_double_loop(rows, head, recipe, network):
+    draft, recipe = make_draft(**network), Recipe(**recipe)
     expected, weights = reference_loss(draft, rows, recipe, head)
     expected.backward()
     loss = package_loss(draft, rows, recipe, head)

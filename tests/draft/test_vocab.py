@@ -50,3 +50,19 @@ def test_the_saved_map_reads_back_and_another_file_is_refused(tmp_path):
     save_file({"d2t": vocab.d2t()}, tmp_path / "half.safetensors")
     with pytest.raises(VocabError, match="not d2t and t2d"):
         VocabMap.load(tmp_path / "half.safetensors")
+
+
+def test_the_map_of_another_corpus_is_refused(tmp_path):
+    vocab = build_vocab(torch.tensor([3, 0, 2, 5]), 2)
+    vocab.save(tmp_path / "map.safetensors", corpus="abc")
+    assert torch.equal(VocabMap.load(tmp_path / "map.safetensors", corpus="abc").target_ids_W, vocab.target_ids_W)
+    assert torch.equal(VocabMap.load(tmp_path / "map.safetensors").target_ids_W, vocab.target_ids_W)
+    with pytest.raises(VocabError, match="tokens of corpus abc, the features are of corpus xyz"):
+        VocabMap.load(tmp_path / "map.safetensors", corpus="xyz")
+    vocab.save(tmp_path / "unknown.safetensors")  # does not say: taken as it is
+    assert VocabMap.load(tmp_path / "unknown.safetensors", corpus="xyz").size == 2
+
+
+def test_the_full_vocabulary_holds_every_id():
+    vocab = build_vocab(torch.tensor([3, 0, 2, 5]), None)
+    assert vocab.target_ids_W.tolist() == [0, 1, 2, 3] and vocab.d2t().tolist() == [0, 0, 0, 0]

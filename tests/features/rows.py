@@ -8,6 +8,7 @@ from eagle3lab.features.store import FeatureWriter
 
 FINGERPRINT = {"target": "abc", "template": "t1", "corpus": {"rows": 40}}
 AUX_LAYERS, HIDDEN = [2, 4, 5], 16
+SOLE_FILES = {"store.json", "part-00.json", "index-00.jsonl", ".part-00.lock"}  # beside the shards, of an only writer
 
 
 def make_row(number: int, hidden: int = HIDDEN):
@@ -22,9 +23,10 @@ def make_row(number: int, hidden: int = HIDDEN):
     return f"row-{number}", ids, [[start, T]], aux, last, split, set_name
 
 
-def write_rows(folder, count: int, shard_tokens: int, progress=None) -> dict:
-    writer = FeatureWriter(folder, FINGERPRINT, AUX_LAYERS, HIDDEN, shard_tokens)
-    for number in range(count):
+def write_rows(folder, count: int, shard_tokens: int, progress=None, part=None, step: int = 1, codec="bf16") -> dict:
+    """Rows part, part + step, ... below count (all rows by default); goes on where an earlier call was cut off."""
+    writer = FeatureWriter(folder, FINGERPRINT, AUX_LAYERS, HIDDEN, shard_tokens, codec, part)
+    for number in range(int(part or 0), count, step):
         if f"row-{number}" not in writer.done_ids:
             writer.add(*make_row(number))
             if progress:
@@ -34,4 +36,6 @@ def write_rows(folder, count: int, shard_tokens: int, progress=None) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    write_rows(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), lambda n: print(n, flush=True))
+    folder, count, shard_tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    part, step = (sys.argv[4], int(sys.argv[5])) if len(sys.argv) > 4 else (None, 1)
+    write_rows(folder, count, shard_tokens, lambda n: print(n, flush=True), part, step)

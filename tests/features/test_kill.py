@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from eagle3lab.features.store import FeatureStore
-from tests.features.rows import write_rows
+import pytest
+
+from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.store import FeatureStore, FeatureWriter, finish_store
+from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, SOLE_FILES, write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +32,10 @@ def content(folder):
     }
 
 
-def start(folder, count, shard_tokens):
+def start(folder, count, shard_tokens, *part_and_step):
+    arguments = [str(value) for value in (folder, count, shard_tokens, *part_and_step)]
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.features.rows", str(folder), str(count), str(shard_tokens)],
+        [sys.executable, "-m", "tests.features.rows", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -54,13 +58,47 @@ def test_kill_9_loses_nothing_that_was_stored(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.stdout.close()
         kills += child.wait() == -signal.SIGKILL
-        index = cut / "index.jsonl"
-        done_before = (
-            len(index.read_bytes().splitlines()) - 8 if index.exists() else 0
-        )  # rows of a shard: at most 8
+        index = cut / "index-00.jsonl"
+        done_before = len(index.read_bytes().splitlines()) - 8 if index.exists() else 0  # rows of a shard: at most 8
     assert kills >= 2
     final = start(cut, count, shard_tokens)
     assert len(final.communicate()[0].split()) < count and final.returncode == 0
     assert content(cut) == content(tmp_path / "whole")
     listed = {entry["name"] for entry in FeatureStore(cut).info["shards"]}
-    assert {path.name for path in cut.iterdir()} == {"store.json", "index.jsonl", *listed}
+    assert {path.name for path in cut.iterdir()} == {*SOLE_FILES, *listed}
+
+
+@pytest.mark.slow
+def test_two_writers_at_once_and_one_of_them_killed(tmp_path):
+    """Each writes every second row into its own part; the second is killed and begun again while the first goes on."""
+    count, shard_tokens, folder = 200, 15, tmp_path / "parts"
+    write_rows(tmp_path / "whole", count, shard_tokens)
+    first, second = (start(folder, count, shard_tokens, part, 2) for part in ("0", "1"))
+    for _ in range(20):
+        second.stdout.readline()
+    second.send_signal(signal.SIGKILL)
+    second.stdout.close()
+    assert second.wait() == -signal.SIGKILL
+    again = start(folder, count, shard_tokens, "1", 2)
+    assert first.communicate()[0].split()[-1] == b"198" and first.returncode == 0
+    with pytest.raises(FeatureStoreError, match="no finished feature store"):
+        FeatureStore(folder)
+    added = again.communicate()[0].split()
+    assert again.returncode == 0 and len(added) < 100
+    info = finish_store(folder)
+    assert (info["rows"], info["duplicates"]) == (count, 0)
+    assert content(folder) == content(tmp_path / "whole")
+
+
+def test_a_part_has_one_writer_process(tmp_path):
+    child = start(tmp_path, 10**9, 10**9, "1", 2)
+    child.stdout.readline()
+    try:
+        with pytest.raises(FeatureStoreError, match="another process writes part '1'"):
+            FeatureWriter(tmp_path, FINGERPRINT, AUX_LAYERS, HIDDEN, part="1")
+        FeatureWriter(tmp_path, FINGERPRINT, AUX_LAYERS, HIDDEN, part="2").close()
+    finally:
+        child.kill()
+        child.stdout.close()
+        child.wait()
+    FeatureWriter(tmp_path, FINGERPRINT, AUX_LAYERS, HIDDEN, part="1").close()  # the lock ended with its process

@@ -26,9 +26,7 @@ def test_teacher_slots_are_those_before_generated_tokens(mask):
     assert teacher_slots(torch.tensor(mask)).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "spans", [[[2, 2]], [[3, 1]], [[-1, 2]], [[2, 9]], [[1, 4], [3, 5]], [[4, 5], [1, 2]]]
-)
+@pytest.mark.parametrize("spans", [[[2, 2]], [[3, 1]], [[-1, 2]], [[2, 9]], [[1, 4], [3, 5]], [[4, 5], [1, 2]]])
 def test_bad_spans_are_refused(spans):
     with pytest.raises(ValueError, match="loss span"):
         spans_to_mask(spans, 8)

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lab.features.checks import NonFiniteStateError
+from eagle3lab.features.finish import DamagedShardError
 from eagle3lab.features.layout import FeatureStoreError
-from eagle3lab.features.store import FeatureStore, FeatureWriter
-from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, make_row, write_rows
+from eagle3lab.features.store import FeatureStore, FeatureWriter, finish_store
+from eagle3lab.workbench.files import read_jsonl
+from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, SOLE_FILES, make_row, write_rows
 
 
 def assert_row(row, number):
@@ -99,29 +101,30 @@ def test_a_finished_store_can_grow(tmp_path):
         assert_row(row, number)
 
 
-@pytest.mark.parametrize("damage", ["index tail", "index line", "stray shard", "no store.json"])
+@pytest.mark.parametrize("damage", ["index tail", "index line", "stray shard", "no store.json", "no part"])
 def test_leftovers_of_a_cut_are_cleared(tmp_path, damage):
     write_rows(tmp_path, 20, 100)
-    index, shards = tmp_path / "index.jsonl", sorted(tmp_path.glob("shard-*"))
+    index, shards = tmp_path / "index-00.jsonl", sorted(tmp_path.glob("shard-*"))
     if damage == "index tail":
         index.write_bytes(index.read_bytes()[:-5])
     elif damage == "index line":
         index.write_text("".join(index.read_text().splitlines(keepends=True)[:-1]))
     elif damage == "stray shard":
-        (tmp_path / "shard-00099.safetensors").write_bytes(shards[0].read_bytes())
-        (tmp_path / ".shard-00100.1-ab.tmp.safetensors").write_bytes(b"half")
+        (tmp_path / "shard-00-00099.safetensors").write_bytes(shards[0].read_bytes())
+        (tmp_path / ".shard-00-00100.1-ab.tmp.safetensors").write_bytes(b"half")
+        (tmp_path / ".part-00.1-ab.tmp.json").write_bytes(b"half")
     else:
-        (tmp_path / "store.json").unlink()
+        (tmp_path / {"no store.json": "store.json", "no part": "part-00.json"}[damage]).unlink()
     if damage in ("index tail", "index line"):
-        with pytest.raises(ValueError, match="index.jsonl"):
+        with pytest.raises(DamagedShardError, match="the index does not hold all its rows"):
             FeatureStore(tmp_path)
     write_rows(tmp_path, 20, 100)
     store = FeatureStore(tmp_path)
     assert sorted(store.ids) == sorted(f"row-{n}" for n in range(20))
     for row in store.rows():
         assert_row(row, int(row.id[4:]))
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"store.json", "index.jsonl", *(entry["name"] for entry in store.info["shards"])}
+    names = {path.name for path in tmp_path.iterdir()} - {"quarantine"}
+    assert names == {*SOLE_FILES, *(entry["name"] for entry in store.info["shards"])}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -160,27 +163,43 @@ def test_wrong_shapes_spans_and_repeated_ids_are_refused(tmp_path):
         writer.add(*row)
 
 
-def test_a_flipped_byte_is_found_and_the_shard_named(tmp_path):
+@pytest.mark.parametrize("damage", ["flipped byte", "cut short", "missing"])
+def test_a_damaged_shard_is_named_moved_aside_and_captured_again(tmp_path, damage):
     write_rows(tmp_path, 20, 100)
     shard = sorted(tmp_path.glob("shard-*"))[1]
+    inside = [row["id"] for row in read_jsonl(tmp_path / "index-00.jsonl") if row["shard"] == shard.name]
     data = bytearray(shard.read_bytes())
     data[-3] ^= 1
-    shard.write_bytes(data)
-    store = FeatureStore(tmp_path)
-    assert_row(store.row("row-0"), 0)  # the first shard is whole
-    with pytest.raises(FeatureStoreError, match=f"{shard.name} is damaged.*checksum"):
-        list(store.rows())
+    if damage == "flipped byte":
+        shard.write_bytes(data)
+        store = FeatureStore(tmp_path)
+        assert_row(store.row("row-0"), 0)  # the first shard is whole
+        with pytest.raises(DamagedShardError, match=f"{shard.name} .*checksum of row '{inside[-1]}' differs") as error:
+            list(store.rows())
+    else:
+        shard.unlink()
+        if damage == "cut short":
+            shard.write_bytes(data[:-1])
+        with pytest.raises(DamagedShardError, match=f"{shard.name} .*missing, or of another size") as error:
+            FeatureStore(tmp_path)
+    assert error.value.row_ids == inside and f"only the {len(inside)} rows" in str(error.value)
+    assert (tmp_path / "quarantine" / shard.name).exists() == (damage != "missing") and not shard.exists()
+    with pytest.raises(FeatureStoreError, match="no finished feature store"):
+        FeatureStore(tmp_path)
+    added = []
+    write_rows(tmp_path, 20, 100, added.append)
+    assert [f"row-{number}" for number in added] == inside
+    for row in FeatureStore(tmp_path).rows():
+        assert_row(row, int(row.id[4:]))
 
 
-def test_a_short_or_missing_shard_is_found_at_opening(tmp_path):
+def test_a_store_with_damage_is_not_finished(tmp_path):
     write_rows(tmp_path, 20, 100)
-    shard = sorted(tmp_path.glob("shard-*"))[1]
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(FeatureStoreError, match=f"{shard.name} is damaged.*bytes instead of"):
-        FeatureStore(tmp_path)
-    shard.unlink()
-    with pytest.raises(FeatureStoreError, match=f"{shard.name} is damaged.*None bytes"):
-        FeatureStore(tmp_path)
+    sorted(tmp_path.glob("shard-*"))[1].unlink()
+    with pytest.raises(DamagedShardError, match="shard-00-00001"):
+        finish_store(tmp_path)
+    with pytest.raises(FeatureStoreError, match="part 00 was not closed"):
+        finish_store(tmp_path)
 
 
 def test_a_wrong_fingerprint_is_refused_field_by_field(tmp_path):
@@ -195,9 +214,7 @@ def test_a_wrong_fingerprint_is_refused_field_by_field(tmp_path):
     assert "codec2: the store has '(nothing)', expected None" in text and "template" not in text
     with pytest.raises(FeatureStoreError, match="target: the store has 'abc', expected 'new'"):
         FeatureWriter(tmp_path, {**FINGERPRINT, "target": "new"}, AUX_LAYERS, HIDDEN)
-    with pytest.raises(
-        FeatureStoreError, match=re.escape("aux_layers: the store has [2, 4, 5], expected [1, 4, 5]")
-    ):
+    with pytest.raises(FeatureStoreError, match=re.escape("aux_layers: the store has [2, 4, 5], expected [1, 4, 5]")):
         FeatureWriter(tmp_path, FINGERPRINT, [1, 4, 5], HIDDEN)
     assert len(FeatureStore(tmp_path)) == 3  # the refused writers left it alone
 

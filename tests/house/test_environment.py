@@ -38,6 +38,9 @@ DEV = {name_of(r): r for r in map(Requirement, PROJECT["optional-dependencies"][
 LOCK_TEXT = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 LOCK_LINES = [line for line in LOCK_TEXT.splitlines() if not line.startswith("#")]
 LOCK = {name_of(r): r for r in map(Requirement, LOCK_LINES)}
+SGLANG_TEXT = (ROOT / "sglang_cpu" / "requirements.lock").read_text(encoding="utf-8")
+SGLANG_LINES = [line for line in SGLANG_TEXT.splitlines() if not line.startswith("#")]
+SGLANG_LOCK = {name_of(r): r for r in map(Requirement, SGLANG_LINES)}
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 CONDA_PIP = next(entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict))
 CONDA_PINS = {name_of(r): r for r in map(Requirement, [line for line in CONDA_PIP if line != "-e ."])}
@@ -50,11 +53,20 @@ def pinned(requirement: Requirement) -> str:
     return match.group(1)
 
 
-def test_the_lock_is_a_sorted_list_of_exact_pins():
-    for requirement in LOCK.values():
+@pytest.mark.parametrize(("lock", "lines"), [(LOCK, LOCK_LINES), (SGLANG_LOCK, SGLANG_LINES)], ids=["lab", "sglang"])
+def test_a_lock_is_a_sorted_list_of_exact_pins(lock, lines):
+    for requirement in lock.values():
         pinned(requirement)
-    assert len(LOCK) == len(LOCK_LINES)
-    assert sorted(LOCK_LINES, key=str.lower) == LOCK_LINES
+    assert len(lock) == len(lines)
+    assert sorted(lines, key=str.lower) == lines
+
+
+def test_both_locks_have_the_same_versions_of_what_they_share_but_torch():
+    shared = (set(LOCK) & set(SGLANG_LOCK)) - RANGES
+    assert {"transformers", "tokenizers", "safetensors", "numpy"} <= shared  # so that hidden states can be compared
+    assert {n: pinned(LOCK[n]) for n in shared} == {n: pinned(SGLANG_LOCK[n]) for n in shared}
+    assert pinned(SGLANG_LOCK["torch"]) == SERVER_TORCH
+    assert {n: pinned(SGLANG_LOCK[n]) for n in SERVER} == SERVER
 
 
 @pytest.mark.parametrize("name", sorted(DIRECT | DEV))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from eagle3lab.workbench.files import (
     append_jsonl,
     atomic_path,
+    iter_jsonl,
     read_jsonl,
     sha256_file,
     write_json_atomic,
@@ -61,6 +62,20 @@ def test_a_bad_line_in_the_middle_is_never_repaired(tmp_path):
     path.write_text('{"a": 1}\n{"a":\n{"a": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_jsonl(path, repair=True)
+
+
+def test_a_reader_leaves_what_a_writer_adds_meanwhile_alone(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, {"a": 1})
+    rows = iter_jsonl(path)
+    assert next(rows) == {"a": 1}
+    append_jsonl(path, {"a": 2})
+    list(rows)
+    assert read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    with path.open("a") as file:
+        file.write('{"a": 3')
+    assert list(iter_jsonl(path, partial="skip")) == [{"a": 1}, {"a": 2}]
+    assert path.read_text().endswith('{"a": 3')
 
 
 @given(

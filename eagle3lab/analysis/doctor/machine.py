@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes, human_hours
+from eagle3lab.engines.sglang.process import leftover_servers
 
 KEY_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "papermill")
 TIGHT = 0.8  # share of a resource above which its use is called tight
@@ -212,3 +213,20 @@ def check_leftovers(records: Iterable[dict], alive: Sequence[Process]) -> list[C
                     )
                 )
     return rows or [Check("leftover processes", "none", "none", "ok")]
+
+
+def check_leftover_servers() -> list[Check]:
+    """SGLang servers that a lab process started and could not end, because it was killed itself."""
+    rows = []
+    for process in leftover_servers():
+        command = " ".join(process.cmdline()[:6])
+        rows.append(
+            Check(
+                f"server {process.pid}",
+                f"still running: {command}",
+                "ended with whoever started it",
+                "warning",
+                f"look at it, then: kill -- -{process.pid}",
+            )
+        )
+    return rows or [Check("leftover servers", "none", "none", "ok")]

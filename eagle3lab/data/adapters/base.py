@@ -1,4 +1,4 @@
-"""What every adapter returns, and the two ways a row can fall out."""
+"""What every adapter returns, the two ways a row can fall out, and the turns that a conversation is made of."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from eagle3lab.data.text import digest
 
-Message = dict[str, str]
+# A message in the chat-template shape: role and content; an answer may also hold `reasoning_content` and
+# `tool_calls`, a tool's result `name` and `tool_call_id`.
+Message = dict[str, Any]
 
 
 class RowSkipped(ValueError):
-    """The row is sound but not wanted. `reason` is a short fixed word to count by, `detail` tells the
-    case."""
+    """The row is sound but not wanted. `reason` is a short fixed word to count by, `detail` tells the case."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -26,16 +27,30 @@ class RowError(RowSkipped):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in the chat-template shape. `id` is the whole conversation's: every chunk or copy shares
-    it."""
+    """Messages in the chat-template shape, and the tools they may call as JSON schemas (None: no tools).
+
+    `id` is the whole conversation's: every chunk or copy shares it, and so falls on the same side of the split.
+    """
 
     id: str
     set: str
     messages: list[Message]
     meta: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
 
 
 Adapter = Callable[[Any, str], Conversation]
+
+
+def conversation(
+    row: Any, set_name: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
+) -> Conversation:
+    """The usual end of an adapter: the leading turns in order, under the row's own id where it has one.
+
+    `messages` are plain {"role", "content"} or what `Turns` collected. RowSkipped where no user turn leads.
+    """
+    kept, cut = ordered(messages)
+    return Conversation(conversation_id(row, kept), set_name, kept, {"turns_cut": cut} if cut else {}, tools or None)
 
 
 def text_of(value: Any, where: str) -> str:
@@ -56,8 +71,17 @@ def mapping_of(row: Any) -> Mapping[str, Any]:
     return row
 
 
+def first_of(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of the columns that the row has and that holds something, or None."""
+    return next((name for name in names if row.get(name) not in (None, "", [])), None)
+
+
+_AFTER = {"system": ("user",), "user": ("assistant",), "tool": ("tool", "assistant")}
+
+
 def ordered(messages: list[Message]) -> tuple[list[Message], int]:
-    """Keep the leading turns in order: system at most once and first, then user and assistant in turn.
+    """Keep the leading turns in order: system at most once and first, then user and assistant in turn; after a
+    call its results.
 
     Returns the kept messages and how many turns were cut behind them. RowSkipped for a conversation that
     holds no turn ("empty_conversation"), starts with an answer ("starts_with_answer") or with an empty
@@ -66,12 +90,14 @@ def ordered(messages: list[Message]) -> tuple[list[Message], int]:
     if not messages:
         raise RowSkipped("empty_conversation")
     kept: list[Message] = []
-    expected = ("system", "user")
+    expected: tuple[str, ...] = ("system", "user")
     for message in messages:
-        if message["role"] not in expected or not message["content"]:
+        calls = message.get("tool_calls")
+        empty = not (message["content"] or calls or message["role"] == "tool")
+        if message["role"] not in expected or empty:
             break
         kept.append(message)
-        expected = ("assistant",) if message["role"] == "user" else ("user",)
+        expected = _AFTER.get(message["role"]) or (("tool",) if calls else ("user",))
     if any(m["role"] == "user" for m in kept):
         return kept, len(messages) - len(kept)
     turns = [m for m in messages if m["role"] != "system"]
@@ -80,9 +106,12 @@ def ordered(messages: list[Message]) -> tuple[list[Message], int]:
     raise RowSkipped("empty_prompt" if turns else "no_user_turn")
 
 
-def conversation_id(row: Mapping[str, Any], messages: list[Message]) -> str:
+_IDS = ("id", "conversation_id", "prompt_id", "instance_id", "question_id", "task_id")
+
+
+def conversation_id(row: Any, messages: list[Message]) -> str:
     """The row's own id where it has one, else a digest of its first user text."""
-    for key in ("id", "conversation_id", "prompt_id", "instance_id", "question_id", "task_id"):
+    for key in _IDS if isinstance(row, Mapping) else ():
         if isinstance(row.get(key), str | int) and str(row[key]).strip():
             return str(row[key])
     return digest(next(m["content"] for m in messages if m["role"] == "user"))[:16]

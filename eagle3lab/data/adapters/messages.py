@@ -1,31 +1,80 @@
-"""Rows with `messages`: [{"role", "content"}, ...], as a list or as JSON text of one."""
+"""Rows with `messages`: [{"role", "content"}, ...], as a list or as JSON text of one, with `tools` where it has some.
+
+A1 (DeepSWE-Kimi trajectories: JSON text, calls written inline in the answer, observations as later user turns),
+B4 (Mixture-of-Thoughts: `<think>` in the answer), B6 (UltraChat: `prompt`, `prompt_id`, `messages`) are of this
+family. Content may be text, or parts as OpenAI's and LLaMA-Factory's rows have them.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from eagle3lab.data.adapters.base import Conversation, RowError, conversation_id, mapping_of, ordered, text_of
+from eagle3lab.data.adapters.base import Conversation, RowError, conversation, first_of, mapping_of, text_of
+from eagle3lab.data.adapters.tools import tools_of
+from eagle3lab.data.adapters.turns import Turns, call_of
 
-_ROLES = ("system", "user", "assistant")
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+    "function": "tool",
+}  # fmt: skip
+_THOUGHT_COLUMNS = ("reasoning_content", "reasoning", "thinking")
 
 
 def adapt_messages(row: Any, set_name: str) -> Conversation:
-    """Row -> Conversation; other roles than system, user and assistant are an error."""
+    """Row -> Conversation; a role that is not known is an error."""
     row = mapping_of(row)
-    raw = row.get("messages")
-    if isinstance(raw, str):
-        try:
-            raw = json.loads(raw)
-        except ValueError as error:
-            raise RowError("messages_not_json", str(error)) from error
-    if not isinstance(raw, list):
-        raise RowError("no_messages", f"messages is {type(raw).__name__}")
-    messages = []
-    for number, turn in enumerate(raw):
+    turns = Turns()
+    for number, turn in enumerate(message_list(row.get("messages"), "messages")):
         turn = mapping_of(turn)
-        if turn.get("role") not in _ROLES:
+        role = ROLES.get(turn.get("role"))
+        if role is None:
             raise RowError("unknown_role", f"turn {number} has role {turn.get('role')!r}")
-        messages.append({"role": turn["role"], "content": text_of(turn.get("content"), f"turn {number}")})
-    kept, cut = ordered(messages)
-    return Conversation(conversation_id(row, kept), set_name, kept, {"turns_cut": cut} if cut else {})
+        add_message(turns, role, turn, number)
+    return conversation(row, set_name, turns.messages, tools_of(row.get("tools")))
+
+
+def message_list(value: Any, column: str) -> list[Any]:
+    """A column that holds a list, or the JSON text of one; RowError naming the column."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, strict=False)
+        except ValueError as error:
+            raise RowError(f"{column}_not_json", str(error)) from error
+    if not isinstance(value, list):
+        raise RowError(f"no_{column}", f"{column} is {type(value).__name__}")
+    return value
+
+
+def add_message(turns: Turns, role: str, turn: Mapping[str, Any], number: int) -> None:
+    """Add one OpenAI-like message to the turns."""
+    where = f"turn {number}"
+    content, thought, calls = _parts(turn.get("content"), where)
+    calls += [call_of(call, where) for call in turn.get("tool_calls") or []]
+    if role == "tool":
+        turns.result(content)
+    elif role == "assistant":
+        column = first_of(turn, _THOUGHT_COLUMNS)
+        turns.answer(content, calls, thought or (text_of(turn[column], f"{where}, {column}") if column else ""))
+    else:
+        turns.say(role, content)
+
+
+def _parts(content: Any, where: str) -> tuple[str, str, list[tuple[str, Any]]]:
+    """(text, thought, calls) of a message's content: a text, nothing beside calls, or a list of typed parts."""
+    if not isinstance(content, list):
+        return ("" if content is None else text_of(content, where)), "", []
+    texts, thoughts, calls = [], [], []
+    for part in content:
+        part = mapping_of(part)
+        kind, value = part.get("type"), part.get("text", part.get("value"))
+        if kind == "text":
+            texts.append(text_of(value, where))
+        elif kind == "reasoning":
+            thoughts.append(text_of(value, where))
+        elif kind == "tool_call":
+            calls.append(call_of(value, where))
+        else:
+            raise RowError("not_text", f"{where} holds a part of type {kind!r}")
+    return "\n".join(texts), "\n".join(thoughts), calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3lab.data.adapters.base import Conversation, RowError, conversation_id, mapping_of, ordered, text_of
+from eagle3lab.data.adapters.base import Conversation, RowError, conversation, mapping_of, text_of
 
 _KEYS = ("prompt", "question", "text")
 
@@ -14,8 +14,6 @@ def adapt_prompt(row: Any, set_name: str) -> Conversation:
     row = {"prompt": row} if isinstance(row, str) else mapping_of(row)
     key = next((k for k in _KEYS if k in row), None)
     if key is None:
-        raise RowError(
-            "no_prompt", f"none of {', '.join(_KEYS)} among {', '.join(map(str, row)) or 'no columns'}"
-        )
-    kept, _ = ordered([{"role": "user", "content": text_of(row[key], key)}])
-    return Conversation(conversation_id(row, kept), set_name, kept)
+        known, found = ", ".join(_KEYS), ", ".join(map(str, row)) or "no columns"
+        raise RowError("no_prompt", f"none of {known} among {found}")
+    return conversation(row, set_name, [{"role": "user", "content": text_of(row[key], key)}])

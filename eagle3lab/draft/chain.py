@@ -12,17 +12,14 @@ Conventions (each is one named function):
 
 import numpy as np
 
+from eagle3lab.draft.batch import predicted_token
+
 
 def first_slot(n_prompt: int) -> int:
     """Slot of the first draft chain: x_{n_prompt} (from the prefill) is its x_{t+1}."""
     if n_prompt < 1:
         raise ValueError(f"n_prompt={n_prompt}: a prompt has at least one token")
     return n_prompt - 1
-
-
-def predicted_token(slot, step):
-    """Index of the token that step `step` (0-based) predicts at slot `slot`."""
-    return slot + 2 + step
 
 
 def leading_hits(hits_TK) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3lab.analysis import chain
+from eagle3lab.draft import chain
 
 
 def decode_token_by_token(truth, drafts, n_prompt, num_steps):

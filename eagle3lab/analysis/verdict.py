@@ -1,0 +1,170 @@
+"""Bug or too little data? A verdict in plain words, from evidence that is gathered cheaply, and what to do next.
+
+The order of the questions matters: each is only worth asking when the ones before are answered.
+    1. Does the server do what the simulation does? If not, it is a bug in serving, whatever the training did.
+    2. Can the drafter learn a few answers by heart? If not, it is a bug in training or in the features.
+    3. Does it beat a drafter that has learned nothing? If not, the held-out data does not fit the training.
+    4. Is it much better on what it was trained on? Then there is too little data.
+    5. Does more data still help? Then more data is the way, else it is not.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal[
+    "bug in serving", "bug in training", "bug in data", "too little data", "too little training", "at its limit",
+    "enough", "open",
+]  # fmt: skip
+
+OVERFIT_SHARE = 0.9  # of the maximum num_steps + 1, on answers learned by heart
+CONTROL_MARGIN = 0.1  # a drafter this near to the random one has learned nothing
+GAP_SHARE = 0.3  # of the accepted drafts on trained text, lost on held-out text
+ROUNDING = 0.03  # share of verifications that may differ where precisions differ
+WORTH = 0.1  # accept length that ten times the data should bring, to be worth it
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured; None: it was not. Accept lengths are of chains of `num_steps`.
+
+    heldout: of the drafter on held-out answers, with its interval. random: of a random drafter on the same. trained: of
+    the drafter on answers it was trained on. overfit: of a drafter trained on a few answers until nothing improves, on
+    these answers. verifications, differing: simulated against served; cause: the likeliest cause of what differs.
+    slope, slope_interval: accept length gained by ten times the data. wanted: accept length that would be enough.
+    """
+
+    num_steps: int
+    heldout: float | None = None
+    heldout_interval: tuple[float, float] | None = None
+    random: float | None = None
+    trained: float | None = None
+    overfit: float | None = None
+    verifications: int | None = None
+    differing: int | None = None
+    cause: str = ""
+    slope: float | None = None
+    slope_interval: tuple[float, float] | None = None
+    wanted: float | None = None
+
+    def __post_init__(self):
+        most = self.num_steps + 1
+        for name in ("heldout", "random", "trained", "overfit"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name}={value}: an accept length of a chain of {self.num_steps} lies in 1..{most}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece of evidence: the question, what was found, and what it says (good, bad, or that it is missing)."""
+
+    question: str
+    found: str
+    says: Literal["good", "bad", "missing"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict, why, and the next step."""
+
+    kind: Kind
+    words: str
+    next_step: str
+    lines: tuple[Line, ...] = field(default=())
+
+    def __str__(self):
+        return f"{self.kind}: {self.words} Next: {self.next_step}"
+
+
+def judge(e: Evidence) -> Judgement:
+    """The verdict on all evidence that there is."""
+    lines = (_parity(e), _overfit(e), _control(e), _gap(e), _slope(e))
+    parity, overfit, control, gap, slope = lines
+    bad = {line.question for line in lines if line.says == "bad"}
+    if parity.question in bad:
+        cause = f", most likely {e.cause}" if e.cause else ""
+        words = f"the server accepts other drafts than the same drafter does offline{cause}."
+        return Judgement("bug in serving", words, "mend the first of the ranked causes, and compare again", lines)
+    if overfit.question in bad:
+        words = "it cannot learn a few answers by heart, so more data cannot help."
+        step = "check masks, slots and layers: features against the target, then loss on one batch"
+        return Judgement("bug in training", words, step, lines)
+    if control.question in bad:
+        if overfit.says == "good":
+            words = "training works, but on held-out answers the drafter is no better than a random one."
+            step = "compare template, target and vocabulary map of the training data with the held-out answers"
+            return Judgement("bug in data", words, step, lines)
+        step = "train on a few answers until nothing improves (a minute): it must reach 90 % of the maximum"
+        return Judgement("open", "it has learned nothing that helps, and training itself is not proven.", step, lines)
+    if e.heldout is None:
+        return Judgement("open", "no accept length on held-out answers.", "simulate it on held-out answers", lines)
+    if e.wanted is not None and e.heldout >= e.wanted:
+        return Judgement("enough", f"it reaches the {e.wanted:.2f} that is wanted.", "serve it", lines)
+    return _data_or_not(e, lines, gap, slope)
+
+
+def _data_or_not(e: Evidence, lines, gap: Line, slope: Line) -> Judgement:
+    unproven = [line.question for line in lines[:3] if line.says != "good"]
+    clear = f"no bug is known of (not asked: {'; '.join(unproven)})" if unproven else "no bug was found"
+    if slope.says == "bad":
+        step = "look at the waterfall: a larger draft vocabulary, more TTT steps, or a larger drafter"
+        return Judgement("at its limit", f"{clear}, and ten times the data would hardly help.", step, lines)
+    if gap.says == "bad":
+        words = f"{clear}; it accepts {e.trained:.2f} on what it was trained on and {e.heldout:.2f} on new text."
+        return Judgement("too little data", words, "train on more answers of the target, of the kinds served", lines)
+    if slope.says == "good":
+        words = f"{clear}; ten times the data are worth {e.slope:+.2f} accept length."
+        return Judgement("too little data", words, "the scaling curve says how many answers the goal needs", lines)
+    if gap.says == "good":
+        words = f"{clear}; trained and new text are accepted alike, so it has not yet learned its own data."
+        return Judgement("too little training", words, "train longer, or at a higher learning rate", lines)
+    step = "measure the accept length on trained rows, and on drafters of two amounts of data"
+    return Judgement("open", f"{clear}; whether data or training is short was not measured.", step, lines)
+
+
+def _parity(e: Evidence) -> Line:
+    question = "does the server do what the simulation does"
+    if not e.verifications or e.differing is None:
+        return Line(question, "not compared", "missing")
+    found = f"{e.differing:,} of {e.verifications:,} verifications differ"
+    rounding = e.cause.startswith("precision") and e.differing <= ROUNDING * e.verifications
+    return Line(question, found, "good" if e.differing == 0 or rounding else "bad")
+
+
+def _overfit(e: Evidence) -> Line:
+    question = "can it learn a few answers by heart"
+    if e.overfit is None:
+        return Line(question, "not tried", "missing")
+    most = e.num_steps + 1
+    found = f"accept length {e.overfit:.2f}, {e.overfit / most:.0%} of the maximum {most}"
+    return Line(question, found, "good" if e.overfit >= OVERFIT_SHARE * most else "bad")
+
+
+def _control(e: Evidence) -> Line:
+    question = "does it beat a random drafter"
+    if e.heldout is None or e.random is None:
+        return Line(question, "not measured", "missing")
+    low = e.heldout_interval[0] if e.heldout_interval else e.heldout
+    found = f"{e.heldout:.2f} against {e.random:.2f}"
+    return Line(question, found, "good" if low > e.random and e.heldout >= e.random + CONTROL_MARGIN else "bad")
+
+
+def _gap(e: Evidence) -> Line:
+    question = "is new text accepted like trained text"
+    if e.heldout is None or e.trained is None:
+        return Line(question, "not measured", "missing")
+    found = f"{e.trained:.2f} on trained answers, {e.heldout:.2f} on new ones"
+    lost = e.trained - e.heldout > GAP_SHARE * (e.trained - 1)
+    return Line(question, found, "bad" if lost else "good")
+
+
+def _slope(e: Evidence) -> Line:
+    question = "does more data help"
+    if e.slope is None:
+        return Line(question, "not measured", "missing")
+    interval = f" [{e.slope_interval[0]:+.2f}, {e.slope_interval[1]:+.2f}]" if e.slope_interval else ""
+    low, high = e.slope_interval or (e.slope, e.slope)
+    found = f"{e.slope:+.2f}{interval} accept length by ten times the data"
+    if low <= 0 and high >= WORTH:
+        return Line(question, f"{found}: too uncertain to say", "missing")
+    return Line(question, found, "good" if low > 0 and high >= WORTH else "bad")

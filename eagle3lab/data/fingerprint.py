@@ -1,0 +1,67 @@
+"""What a prepared set depends on, as one hash: the same hash means that preparing it again would change nothing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from eagle3lab.data.adapters import ADAPTERS
+from eagle3lab.data.limits import Limits
+from eagle3lab.data.sources import SetSpec
+from eagle3lab.data.text import digest
+from eagle3lab.workbench.files import sha256_file
+
+
+def preparation_fingerprint(
+    spec: SetSpec,
+    tokenizer: Any,
+    limits: Limits,
+    context_length: int | None,
+    end_ids: set[int] | None,
+    blocked: Mapping[str, str],
+) -> str:
+    """Hash of the set's rows and settings, the target's tokenizer, the limits, the benchmarks and the code."""
+    parts = {
+        "set": asdict(spec) | {"path": None},  # a copy elsewhere is the same set: its hash is in the origin
+        "origin": spec.origin(),
+        "limits": asdict(limits),
+        "context_length": context_length,
+        "end_ids": sorted(end_ids or ()),
+        "tokenizer": tokenizer_digest(tokenizer),
+        "blocked": digest(json.dumps(sorted(blocked))),
+        "adapter": code_digest(ADAPTERS[spec.adapter]),
+        "code": _room_digest(),
+    }
+    return digest(json.dumps(parts, sort_keys=True))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hash of what decides about token ids: the vocabulary, a fast tokenizer's whole state, specials, the template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = backend.to_str()
+    else:
+        tokens = sorted(tokenizer.get_vocab().items())
+        added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items())
+        state = json.dumps([type(tokenizer).__name__, tokens, added])
+    return digest(json.dumps([state, str(tokenizer.chat_template), tokenizer.eos_token_id]))
+
+
+def code_digest(function: Callable) -> str:
+    """Hash of an adapter's source, or of its byte code where it has no source (typed at a prompt)."""
+    try:
+        return digest(inspect.getsource(function))
+    except (OSError, TypeError):
+        code = function.__code__
+        return digest(repr((code.co_code, code.co_consts, code.co_names)))
+
+
+@cache
+def _room_digest() -> str:
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return digest(json.dumps([[file.name, sha256_file(file)] for file in files]))

@@ -1,0 +1,104 @@
+"""Sizes and switches of the drafter, and the default drafter of a target.
+
+Shapes: A aux layers, H draft hidden, G target hidden, W draft vocabulary, V target vocabulary.
+"""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Sizes of the drafter. `aux_layers` are hs indices (hs[k] = input of target layer k).
+
+    fc_norm and norm_output are EAGLE-3.1: an RMSNorm on each aux state before `fc`, and the output after the final norm
+    (instead of before it) as what the next step is fed. Which engines know them: `engine_support.py`.
+    A drafter whose width differs from the target's carries an embedding of its own (`owns_embedding`).
+    Raises ValueError for sizes that do not fit together, and for A * G = H: SGLang tells target states from fed-back
+    features by their width alone and would skip `fc` without a word.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layers: tuple[int, ...]
+    target_num_layers: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 4096
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "aux_layers", tuple(self.aux_layers))
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}, at least 1 is needed")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: RoPE turns pairs")
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} must be in 1..vocab_size={self.vocab_size}")
+        if len(self.aux_layers) * self.target_hidden_size == self.hidden_size:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} equals the width of the {len(self.aux_layers)} aux states together: "
+                "SGLang would take them for features and skip fc; choose another hidden_size or more aux_layers"
+            )
+
+    @property
+    def owns_embedding(self) -> bool:
+        """Must the drafter carry its own embedding, because the target's is of another width."""
+        return self.hidden_size != self.target_hidden_size
+
+    @property
+    def full_vocabulary(self) -> bool:
+        """Can the drafter name every id of the target."""
+        return self.draft_vocab_size == self.vocab_size
+
+    @classmethod
+    def for_target(cls, target_config, aux_layers, draft_vocab_size, **changes):
+        """The default drafter of a target: same width, heads and RoPE base as the target's own layers.
+
+        `changes` are fields that shall differ; None among them means the default. RoPE scaling is left out on purpose:
+        a drafter needs no relation to the target's positions, only the same positions in training and serving.
+        """
+        c = target_config
+        heads = c.num_attention_heads
+        latent_attention = getattr(c, "kv_lora_rank", None) is not None  # MLA has no per-head k/v to imitate
+        head_dim = (
+            c.hidden_size // heads if latent_attention else getattr(c, "head_dim", None) or c.hidden_size // heads
+        )
+        values = {
+            "hidden_size": c.hidden_size,
+            "intermediate_size": c.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads if latent_attention else c.num_key_value_heads,
+            "head_dim": head_dim,
+            "vocab_size": c.vocab_size,
+            "draft_vocab_size": draft_vocab_size,
+            "target_hidden_size": c.hidden_size,
+            "aux_layers": aux_layers,
+            "target_num_layers": c.num_hidden_layers,
+            "rms_norm_eps": float(c.rms_norm_eps),
+            "rope_theta": float(rope_theta(c)),
+            "max_position_embeddings": c.max_position_embeddings,
+        }
+        return cls(**values | {name: value for name, value in changes.items() if value is not None})
+
+    def to_dict(self) -> dict:
+        """JSON values."""
+        return {**asdict(self), "aux_layers": list(self.aux_layers)}
+
+
+def rope_theta(target_config) -> float:
+    """RoPE base of a transformers config, in its old (`rope_theta`) or new (`rope_parameters`) spelling."""
+    parameters = getattr(target_config, "rope_parameters", None) or {}
+    return parameters.get("rope_theta") or getattr(target_config, "rope_theta", None) or 10000.0

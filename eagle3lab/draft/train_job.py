@@ -1,0 +1,126 @@
+"""A training as plain values: the same whether it runs in this process or in several others.
+
+    python -m eagle3lab.draft.train_job job.json                                      one process
+    python -m torch.distributed.run --nproc-per-node=2 -m eagle3lab.draft.train_job job.json
+
+Files, in the job's folder: the checkpoints; stream.jsonl, the metric rows as they come (written by the first process);
+failure-<rank>.json, kind and message of the error that ended a process.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.rows import TrainingRows, heldout_rows, training_rows
+from eagle3lab.draft.start import new_draft
+from eagle3lab.draft.target_weights import read_target_weights
+from eagle3lab.draft.team import ALONE, Team
+from eagle3lab.draft.train import Trainer
+from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.features.store import FeatureStore
+from eagle3lab.workbench.files import append_jsonl, read_json, write_json_atomic
+
+STREAM = "stream.jsonl"
+LAUNCHER = "EAGLE3LAB_LAUNCHER"  # pid of the process that started the job: without it the job ends
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Paths, recipe and rhythm of one training.
+
+    target: local folder of the target. features: the feature store. vocab_map: its vocabulary map. folder: where the
+    checkpoints go. sizes: fields of DraftConfig that shall differ from the target's. row_ids: train on these rows only.
+    heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes split
+    weights and moments among them. device: "cpu" or "cuda". The other fields are those of `Trainer.run`.
+    """
+
+    target: str
+    features: str
+    vocab_map: str
+    folder: str
+    recipe: Recipe
+    sizes: dict = field(default_factory=dict)
+    row_ids: list[str] | None = None
+    heldout_rows: int = 0
+    checkpoint_every: int = 100
+    log_every: int = 10
+    evaluate_every: int | None = None
+    num_steps: int | None = None
+    keep: int = 2
+    sharded: bool = False
+    device: str = "cpu"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the job as JSON; `load` reads it."""
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+        write_json_atomic(path, values | {"recipe": self.recipe.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TrainJob":
+        """Reads what `save` wrote. ValueError names the file when it is something else."""
+        values = read_json(path)
+        try:
+            return cls(**values | {"recipe": Recipe(**values["recipe"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no training job: {error}") from error
+
+    def rows(self, store: FeatureStore | None = None) -> TrainingRows:
+        """What is trained, from the index of the store."""
+        store = FeatureStore(self.features) if store is None else store
+        rows = training_rows(store, "train", self.recipe)
+        return rows if self.row_ids is None else rows.subset(self.row_ids)
+
+    def trainer(self, team: Team = ALONE) -> Trainer:
+        """The training, continued from its newest checkpoint where there is one."""
+        store = FeatureStore(self.features)
+        vocab = VocabMap.load(self.vocab_map, store.fingerprint.get("corpus"))
+        weights = read_target_weights(self.target)
+        draft = new_draft(
+            self.target, store.aux_layers, vocab, weights, self.recipe.seed, self.recipe.warm_start, **self.sizes
+        )
+        rows = self.rows(store)
+        device = "cpu" if self.device == "cpu" else f"cuda:{team.rank % torch.cuda.device_count()}"
+        return Trainer(
+            draft.to(device),
+            rows.lengths,
+            rows.reader(store.row),
+            weights.head_VH,
+            self.recipe,
+            self.folder,
+            {"features": store.fingerprint},
+            heldout_rows(store, limit=self.heldout_rows),
+            team,
+            self.sharded,
+        )
+
+    def run(self, trainer: Trainer) -> Iterator[dict]:
+        """Metric rows of the training in this process."""
+        return trainer.run(self.checkpoint_every, self.log_every, self.evaluate_every, self.num_steps, self.keep)
+
+
+def main(path: str) -> None:
+    """One process of a job."""
+    job, team, parent = TrainJob.load(path), Team.join(), os.getppid()
+    folder = Path(job.folder)
+    try:
+        for row in job.run(job.trainer(team)):
+            if team.leads:
+                append_jsonl(folder / STREAM, row)
+            launcher = os.environ.get(LAUNCHER)
+            if (team.size > 1 and os.getppid() != parent) or (launcher and not psutil.pid_exists(int(launcher))):
+                raise RuntimeError("the process that started this training is gone")
+    except Exception as error:
+        failure = {"kind": type(error).__name__, "message": str(error)}
+        write_json_atomic(folder / f"failure-{team.rank}.json", failure)
+        raise
+    team.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,105 @@
+"""Which engine runs a target: chosen once, the same words for the embedded engine and for SGLang servers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
+from eagle3lab.engines.dispatch.backend import ServerBackend
+from eagle3lab.engines.dispatch.embedded import dispatch_embedded
+from eagle3lab.engines.dispatch.policy import GaveUp, Policy
+from eagle3lab.engines.dispatch.run import dispatch
+from eagle3lab.engines.dispatch.view import View
+from eagle3lab.engines.dispatch.work import Sampling, Work
+from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.sglang.engine import SGLangEngine
+from eagle3lab.engines.sglang.model_files import read_target
+from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
+from eagle3lab.engines.sglang.spec import ServerSpec
+
+__all__ = ["EngineChoice", "Policy", "Sampling"]
+MOST_RESTARTS = 5  # of a server that was started here and died
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """How a target is run.
+
+    engine   "embedded" (transformers, in this process) or "sglang".
+    target   the target's local folder. dtype: of its weights and states. end_ids: tokens that end an answer.
+    servers  URLs of SGLang servers that run already; empty: one is started here when it is needed, and ended.
+    python, device, options, logs   of a server that is started: its interpreter, "cuda" or "cpu", further flags of
+             `sglang.launch_server`, and the folder of its logs.
+    """
+
+    engine: Literal["embedded", "sglang"]
+    target: str | Path
+    dtype: str
+    end_ids: frozenset[int]
+    servers: Sequence[str] = ()
+    python: str | Path = PYTHON
+    device: str = "cuda"
+    options: Sequence[str] = ()
+    logs: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("embedded", "sglang"):
+            raise ValueError(f"engine={self.engine!r} is none of embedded, sglang")
+        if self.engine == "embedded" and self.servers:
+            raise ValueError(f"servers={list(self.servers)} are for engine 'sglang'; the embedded engine uses none")
+
+    @property
+    def spec(self) -> ServerSpec:
+        """The server that is started here."""
+        return ServerSpec(str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options))
+
+    def layers(self, aux_layers: Iterable[int] | None) -> list[int]:
+        """The hs indices to capture: those given, checked, or the default of this target (CollidingLayersError)."""
+        count = read_target(self.target).num_layers
+        return default_aux_layers(count) if aux_layers is None else check_aux_layers(aux_layers, count)
+
+    def open(self, aux_layers: Iterable[int] | None = None, most_servers: int = 1) -> EmbeddedEngine | SGLangEngine:
+        """The engine, to be used within `with` or closed. `most_servers`: kept running at the same time."""
+        if self.engine == "embedded":
+            return EmbeddedEngine(self.target, self.dtype, aux_layers, end_ids=self.end_ids)
+        if len(self.servers) > 1:
+            raise ValueError(f"one engine needs one server, not {len(self.servers)}: {', '.join(self.servers)}")
+        server = self.servers[0] if self.servers else self.spec
+        return SGLangEngine(
+            server, self.end_ids, aux_layers, self.target, python=self.python, logs=self.logs, max_servers=most_servers
+        )
+
+    def answer(
+        self, works: Sequence[Work], journal: str | Path, batch_size: int, sampling: Sampling, policy: Policy
+    ) -> Iterator[View]:
+        """Answers all rows that the journal's folder does not hold yet; see `dispatch` and `dispatch_embedded`.
+
+        `batch_size` is the embedded engine's; servers take the partitions' concurrency. A server that was started
+        here and dies is started again, at most `MOST_RESTARTS` times; then GaveUp is raised, with everything kept.
+        """
+        if self.engine == "embedded":
+            engine = EmbeddedEngine(self.target, self.dtype, end_ids=self.end_ids)
+            yield from dispatch_embedded(works, engine, journal, str(self.target), batch_size, sampling)
+            return
+        with ExitStack() as stack:
+            server = None if self.servers else stack.enter_context(self._server())
+            most = max(work.partition.concurrency for work in works)
+            backends = [ServerBackend(url, self.end_ids, most) for url in self.servers or [server.url]]
+            restarts = 0
+            for view in dispatch(works, backends, journal, str(self.target), policy, sampling):
+                yield view
+                if server is not None and not server.alive():
+                    restarts += 1
+                    if restarts > MOST_RESTARTS:
+                        raise GaveUp(f"the server died {restarts} times, see {server.log}; finished answers are kept")
+                    warnings.warn(f"the server died, see {server.log}; it is started again", stacklevel=2)
+                    server.restart()
+
+    def _server(self) -> SGLangServer:
+        log = None if self.logs is None else Path(self.logs) / "server.log"
+        return SGLangServer(self.spec, self.python, log)

@@ -1,0 +1,193 @@
+"""The SGLang engine: the same questions as the embedded one, answered by servers over HTTP."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
+from eagle3lab.engines.base import Completion, ContextError, Features, Request, check_request, check_tokens
+from eagle3lab.engines.sglang.attach import ServerInfo
+from eagle3lab.engines.sglang.blocking import generate_all
+from eagle3lab.engines.sglang.capture import capture_states
+from eagle3lab.engines.sglang.errors import ServerGone
+from eagle3lab.engines.sglang.model_files import is_local, read_target
+from eagle3lab.engines.sglang.pool import ForeignServer, OwnServers, Running, Speculation
+from eagle3lab.engines.sglang.server import PYTHON
+from eagle3lab.engines.sglang.spec import ServerSpec
+from eagle3lab.engines.sglang.wire import Answer
+
+CAPTURE_ROWS = 4  # on their way at the same time
+UNKNOWN_CONTEXT = 2**31  # of a target whose config names none
+
+
+class SGLangEngine:
+    """Answers from SGLang servers, used within `with` (or `close`d): of a ServerSpec, started when they are needed, or
+    the one that runs at a URL.
+
+    end_ids      tokens that end an answer (default: those of generation_config.json, else of config.json).
+    aux_layers   hs indices that `capture` captures (default [2, L//2, L-3]; of a URL, what it was started for).
+    target       folder of the target, when the server's own path of it is none here.
+    capture_folder   of a URL: the capture folder it was started with.
+    retries, timeout_s   as `Client`. python, logs, max_servers   as `OwnServers`.
+
+    `servers` says which of them answers what (pool.py), `facts` are the target's sizes.
+    """
+
+    def __init__(
+        self,
+        server: ServerSpec | str,
+        end_ids: Collection[int] | None = None,
+        aux_layers: Iterable[int] | None = None,
+        target: str | Path | None = None,
+        capture_folder: str | Path | None = None,
+        retries: int = 5,
+        timeout_s: float = 600.0,
+        python: str | Path = PYTHON,
+        logs: str | Path | None = None,
+        max_servers: int = 1,
+    ):
+        layers = None if aux_layers is None else list(aux_layers)
+        if isinstance(server, ServerSpec):
+            self.servers = OwnServers(server, layers, python, logs, max_servers)
+        else:
+            self.servers = ForeignServer(server, capture_folder)
+        folder = target or (server.target if isinstance(server, ServerSpec) else self.servers.target)
+        if not is_local(str(folder)):
+            raise ValueError(f"target {str(folder)!r} is no folder here: give target, a copy of the server's target")
+        self.facts = read_target(folder)
+        self.end_ids = config_end_ids(folder) if end_ids is None else frozenset(end_ids)
+        self._options = {"retries": retries, "timeout_s": timeout_s}
+        self._chosen_layers = layers if layers is not None else self.servers.aux_layers
+
+    def __enter__(self) -> SGLangEngine:
+        return self
+
+    def __exit__(self, *failure) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the servers that this engine started."""
+        self.servers.close()
+
+    @property
+    def aux_layers(self) -> list[int]:
+        """The layers that are captured. Raises CollidingLayersError for a target whose defaults are not different."""
+        if self._chosen_layers is None:
+            return default_aux_layers(self.facts.num_layers)
+        return check_aux_layers(self._chosen_layers, self.facts.num_layers)
+
+    def generate(self, requests: Iterable[Request], batch_size: int = 64) -> Iterator[Completion]:
+        """Yields completions as they end; `batch_size` requests are on their way at the same time.
+
+        `seconds` contains the wait in the server's queue. Raises ValueError / ContextError naming the row, before
+        anything runs; errors of `Client.generate`. Sampled requests are reproducible only on a server with
+        --enable-deterministic-inference; elsewhere a warning says so.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}, at least 1 is needed")
+        requests = self._checked(requests)
+        if requests:
+            server = self.servers.plain()
+            info = self._check_room(server, requests)
+            if any(r.temperature > 0 for r in requests) and not info.arguments.get("enable_deterministic_inference"):
+                text = f"{server.url} does not keep to seeds: sampled answers will differ from run to run"
+                warnings.warn(f"{text}; start it with --enable-deterministic-inference", stacklevel=2)
+            for answer in self._ask(server, requests, batch_size, ordered=False):
+                yield Completion(answer.id, answer.prompt_ids, answer.output_ids, answer.finish_reason, answer.seconds)
+
+    def speculate(
+        self,
+        draft: str | Path,
+        requests: Iterable[Request],
+        num_steps: int = 3,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        batch_size: int = 1,
+        ordered: bool = True,
+    ) -> Iterator[Answer]:
+        """Yields answers decoded with the drafter of folder `draft`; the output is that of greedy `generate`.
+
+        topk above 1 with num_draft_tokens is a tree. `accepted` is None where `ordered` is False, and where the server
+        merged verifications on the way (`stats.accepts_in_order`); `stats` are always the server's own counts. Raises
+        ValueError for a sampled request and num_steps < 1, LaunchRefused for a drafter that does not fit, else as
+        `generate`.
+        """
+        if num_steps < 1 or batch_size < 1:
+            raise ValueError(f"num_steps={num_steps} and batch_size={batch_size}: at least 1 is needed")
+        requests = self._checked(requests)
+        for request in requests:
+            if request.temperature != 0:
+                raise ValueError(
+                    f"row {request.id!r}: speculation here is greedy, temperature={request.temperature} must be 0"
+                )
+        if requests:
+            server = self.servers.speculating(Speculation(str(draft), num_steps, topk, num_draft_tokens))
+            self._check_room(server, requests)
+            yield from self._ask(server, requests, batch_size, ordered)
+
+    def capture(self, rows: Iterable[tuple[str, list[int]]], batch_tokens: int = 4096) -> Iterator[Features]:
+        """Yields the states of (id, input_ids) rows, in the target's dtype, in any order. The server makes its own
+        batches: `batch_tokens` is not used. Raises ValueError / ContextError naming the row; see `capture_states`."""
+        rows = iter(rows)
+        if (first := next(rows, None)) is not None:
+            server, folder = self.servers.capturing()
+            positions = max_positions(server.info(), self.facts.context)
+            checked = self._checked_rows(first, rows, positions)
+            try:
+                yield from capture_states(server.url, folder, checked, CAPTURE_ROWS, self._options["timeout_s"])
+            except ServerGone as gone:
+                raise self.servers.told(server, gone) from gone
+
+    def _checked(self, requests: Iterable[Request]) -> list[Request]:
+        requests = list(requests)
+        for request in requests:
+            check_request(request, self.facts.vocab_size, self.facts.context or UNKNOWN_CONTEXT)
+        return requests
+
+    def _check_room(self, server: Running, requests: list[Request]) -> ServerInfo:
+        """The server may have been started with less context than its target has."""
+        info = server.info()
+        for request in requests:
+            check_request(request, self.facts.vocab_size, max_positions(info, self.facts.context))
+        return info
+
+    def _checked_rows(self, first, rows, positions: int):
+        for row_id, ids in chain([first], rows):
+            check_tokens(row_id, ids, self.facts.vocab_size)
+            if len(ids) > positions:
+                raise ContextError(
+                    f"row {row_id!r} has {len(ids)} tokens, the server's context is {positions}; cut the row"
+                )
+            yield row_id, ids
+
+    def _ask(self, server: Running, requests, concurrency: int, ordered: bool) -> Iterator[Answer]:
+        options = {"end_ids": self.end_ids, "concurrency": concurrency, "ordered": ordered, **self._options}
+        try:
+            yield from generate_all(server.url, requests, **options)
+        except ServerGone as gone:
+            raise self.servers.told(server, gone) from gone
+
+
+def max_positions(info: ServerInfo, target_context: int | None) -> int:
+    """How many tokens prompt and answer may hold together on this server (SGLang 0.5: two fewer than its context, or
+    what its cache holds). A server silently cuts an answer that would need more."""
+    longest_prompt = info.arguments.get("max_req_input_len")
+    if longest_prompt is not None:
+        return longest_prompt + 4  # the server keeps 5 for the answer, and one position free
+    return (info.context_length or target_context or UNKNOWN_CONTEXT) - 2
+
+
+def config_end_ids(folder: str | Path) -> frozenset[int]:
+    """End tokens named by generation_config.json, else by config.json, as the embedded engine takes them."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:
+        ends = None
+    if ends is None:
+        ends = AutoConfig.from_pretrained(folder).eos_token_id
+    return frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)

@@ -1,0 +1,84 @@
+"""Training without a store: rows are captured when they are read, and look as if they came from one.
+
+Shapes: T tokens, A aux layers, H hidden, V target vocabulary.
+
+Every epoch costs a forward pass of the target; nothing is written. A row is captured alone, so what is trained on does
+not depend on its neighbours; a store holds rows captured in batches, which differ by the target's rounding alone.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+from eagle3lab.features.codec import Codec
+from eagle3lab.features.encode import decode_row, encode_row
+from eagle3lab.features.reader import FeatureRow
+from eagle3lab.features.slots import spans_to_mask, teacher_slots
+
+
+class States(Protocol):
+    """What a capture yields: the id of a row, its aux states [T, A, H] and post-norm last hidden states [T, H]."""
+
+    id: str
+    aux_TAH: torch.Tensor
+    last_TH: torch.Tensor
+
+
+class LiveFeatures:
+    """The rows of a corpus with the interface of a FeatureStore (ids, index, row, rows, aux_layers, hidden_size).
+
+    rows: dicts with id, input_ids, loss_spans, split and set. capture: takes (id, input_ids) pairs and yields their
+    states, e.g. `lambda rows: engine.capture(rows, batch_tokens)`; it is called with one row, in the thread that reads.
+    States are rounded as the codec would. A top-k teacher needs head_VH. Raises ValueError for ids that repeat.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[dict],
+        capture: Callable[[list[tuple[str, list[int]]]], Iterable[States]],
+        aux_layers: list[int],
+        hidden_size: int,
+        codec: str = "bf16",
+        head_VH: torch.Tensor | None = None,
+    ):
+        self.aux_layers, self.hidden_size = list(aux_layers), hidden_size
+        self.codec, self._capture, self._head_VH = Codec.of(codec), capture, head_VH
+        self.codec.check_head(head_VH)
+        self._rows: dict[str, dict] = {}
+        for row in rows:
+            if row["id"] in self._rows:
+                raise ValueError(f"row {row['id']!r} stands twice in the corpus")
+            self._rows[row["id"]] = row
+        self.ids = list(self._rows)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def index(self, row_id: str) -> dict:
+        """id, split, set, n, n_last and loss_spans of a row, without capturing it. KeyError for an unknown id."""
+        if row_id not in self._rows:
+            raise KeyError(f"the corpus has no row {row_id!r}")
+        row = self._rows[row_id]
+        n = len(row["input_ids"])
+        n_last = teacher_slots(spans_to_mask(row["loss_spans"], n)).shape[0]
+        return {**{name: row[name] for name in ("id", "split", "set", "loss_spans")}, "n": n, "n_last": n_last}
+
+    def rows(self, ids: Iterable[str] | None = None, order: int | None = None) -> Iterator[FeatureRow]:
+        """As FeatureStore.rows."""
+        chosen = list(self.ids if ids is None else ids)
+        if order is not None:
+            random.Random(order).shuffle(chosen)
+        for row_id in chosen:
+            yield self.row(row_id)
+
+    def row(self, row_id: str) -> FeatureRow:
+        """Captures one row. Raises NonFiniteStateError and ValueError as FeatureWriter.add does."""
+        entry, ids = self.index(row_id), self._rows[row_id]["input_ids"]
+        (states,) = self._capture([(row_id, ids)])
+        sizes = (self.aux_layers, self.hidden_size)
+        block = encode_row(
+            self.codec, row_id, ids, entry["loss_spans"], states.aux_TAH, states.last_TH, *sizes, self._head_VH
+        )
+        return decode_row(self.codec, entry, block)

@@ -1,0 +1,154 @@
+"""Costs, break-even and advice: the case's arithmetic, and rows made from known costs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from eagle3lab.analysis import breakeven, serving_plots
+from eagle3lab.analysis.bench import BenchRow, break_even, cycle_ms
+from eagle3lab.analysis.breakeven import CannotFit, advise, fit_cycle_cost
+
+
+def row(tok_s, accept_length=None, num_steps=0, tokens=0, base=90.0, concurrency=1, topk=1, low=None):
+    """A row as run_bench makes it, from its speed."""
+    spoken = accept_length is not None
+    return BenchRow(
+        setting=f"chain {num_steps}" if spoken else "baseline",
+        num_steps=num_steps,
+        topk=topk if spoken else 0,
+        num_draft_tokens=tokens,
+        concurrency=concurrency,
+        tok_s=tok_s,
+        tok_s_low=tok_s,
+        tok_s_high=tok_s,
+        accept_length=accept_length,
+        cycle_ms=cycle_ms(accept_length or 1.0, tok_s),
+        break_even=break_even(accept_length, tok_s, base) if spoken else None,
+        speedup=tok_s / base,
+        speedup_low=tok_s / base if low is None else low,
+        speedup_high=tok_s / base,
+        prompts=8,
+        rounds=3,
+        tokens=1000,
+        differing=0,
+    )
+
+
+def made(settings, fixed=20.0, token=0.5, step=1.0, plain=10.0, accept=2.0, noise=0.0):
+    """A baseline and settings (num_steps, num_draft_tokens) whose cycles cost exactly what the model says."""
+    random = np.random.default_rng(3)
+    base = 1000 / plain
+    rows = [row(base, base=base)]
+    for steps, tokens in settings:
+        cost = (fixed + token * tokens + step * steps) * (1 + noise * random.standard_normal())
+        rows.append(row(1000 * accept / cost, accept, steps, tokens, base))
+    return rows
+
+
+CASE = [row(90.0), row(82.3, 2.1, 4, 5), row(56.7, 2.1, 15, 16)]
+
+
+def test_the_case():
+    """25.5 and 37.0 ms against 11.1: 2.30 and 3.33 accepted tokens are needed, 2.1 are there."""
+    cost = fit_cycle_cost(CASE)
+    assert cost.plain_ms == pytest.approx(11.1, abs=0.05)
+    assert cost.cycle_ms(4) == pytest.approx(25.5, abs=0.05)
+    assert cost.cycle_ms(15) == pytest.approx(37.0, abs=0.05)
+    assert cost.break_even(4, 5) == pytest.approx(2.30, abs=0.005)
+    assert cost.break_even(15, 16) == pytest.approx(3.33, abs=0.005)
+    # (37.04 - 25.52) / 11 a draft step, 25.52 - 4 of them fixed: exactly, as two rows have two costs
+    assert cost.step_ms == pytest.approx(1.05, abs=0.005)
+    assert cost.fixed_ms == pytest.approx(21.33, abs=0.01)
+    assert (cost.worst_error, cost.token_ms) == (None, None)
+    assert "nothing to check it with" in str(cost)
+    (advice,) = advise(CASE)
+    assert not advice.speculate
+    assert advice.text == (
+        "do not speculate: the best setting (num_steps 4, topk 1, num_draft_tokens 5) gives x0.91 at one stream "
+        "(accept length 2.10, break-even 2.30)"
+    )
+
+
+def test_what_the_case_would_gain_from_a_better_drafter():
+    cost = fit_cycle_cost(CASE)
+    assert cost.speedup(2.5, 4) == pytest.approx(2.5 * 82.3 / 2.1 / 90)  # as many cycles a second, more from each
+    table = breakeven.what_if(cost, [1.0, 2.30, 4.0, 6.0], [4, 15])
+    assert table[0, 1] == pytest.approx(1.0, abs=0.002)
+    assert np.isnan(table[0, 3]) and not np.isnan(table[1, 3])  # four drafts commit at most five tokens
+    assert np.isnan(breakeven.what_if(cost, [0.9], [4])).all()
+
+
+def test_known_costs_are_found_again():
+    rows = made([(1, 2), (3, 4), (3, 8), (5, 6), (5, 16), (2, 10)])
+    cost = fit_cycle_cost(rows)
+    assert (cost.fixed_ms, cost.token_ms, cost.step_ms) == pytest.approx((20.0, 0.5, 1.0))
+    assert cost.worst_error == pytest.approx(0, abs=1e-9)
+    assert cost.cycle_ms(4, 12) == pytest.approx(30.0)
+    assert cost.break_even(4, 12) == pytest.approx(3.0)
+    assert cost.measured(4, 12) and not cost.measured(6, 7) and not cost.measured(5, 17)
+    noisy = fit_cycle_cost(made([(1, 2), (3, 4), (3, 8), (5, 6), (5, 16), (2, 10)], noise=0.01))
+    assert 0 < noisy.worst_error < 0.03
+    assert noisy.cycle_ms(4, 12) == pytest.approx(30.0, rel=0.03)
+
+
+def test_chains_alone_say_nothing_about_trees():
+    cost = fit_cycle_cost(made([(1, 2), (3, 4), (6, 7)]))
+    assert cost.token_ms is None
+    assert (cost.fixed_ms, cost.step_ms) == pytest.approx((20.5, 1.5))  # the token that is always there; both
+    with pytest.raises(CannotFit, match="only chains were measured"):
+        cost.cycle_ms(3, 16)
+
+
+def test_what_cannot_be_fitted_is_said():
+    with pytest.raises(CannotFit, match="0 baseline rows at concurrency 8"):
+        fit_cycle_cost(CASE, concurrency=8)
+    with pytest.raises(CannotFit, match="two different num_steps"):
+        fit_cycle_cost(CASE[:2])
+    with pytest.raises(CannotFit, match="cannot tell verification from draft steps"):
+        fit_cycle_cost(made([(2, 8), (4, 16)]))
+    with pytest.raises(CannotFit, match="cannot tell verification from draft steps"):
+        fit_cycle_cost(made([(2, 4), (4, 8), (6, 12)]))  # in step with one another
+    with pytest.raises(CannotFit, match="negative.*too noisy"):
+        fit_cycle_cost(made([(2, 3), (4, 5)], token=0, step=-1.0))
+
+
+def test_each_concurrency_is_fitted_by_itself():
+    more = [dataclasses.replace(r, concurrency=8, cycle_ms=3 * r.cycle_ms) for r in CASE]
+    cost = fit_cycle_cost([*CASE, *more], 8)
+    assert cost.cycle_ms(4) == pytest.approx(3 * fit_cycle_cost([*CASE, *more], 1).cycle_ms(4))
+
+
+def test_the_best_chain_is_where_another_draft_no_longer_pays():
+    cost = fit_cycle_cost(made([(1, 2), (8, 9)], fixed=10.0, token=0.0, step=1.0))
+    joint = [0.5, 0.25, 0.125, 0.0625]
+    assert breakeven.chain_accept_length(joint, 2) == 1.75
+    # speed-ups 1.5/1.1, 1.75/1.2, 1.875/1.3, 1.9375/1.4 = 1.364, 1.458, 1.442, 1.384
+    assert breakeven.best_chain(cost, joint) == (2, pytest.approx(1.75 / 1.2))
+    with pytest.raises(ValueError, match="4 draft positions, num_steps=5"):
+        breakeven.chain_accept_length(joint, 5)
+
+
+def test_advice_wants_every_round_to_win():
+    sure, unsure = row(120.0, 2.5, 2, 3), row(100.0, 2.5, 2, 3, low=0.97)
+    (advice,) = advise([row(90.0), sure, CASE[2]])
+    assert advice.speculate and advice.best is sure
+    assert advice.text.startswith("speculate with num_steps 2, topk 1, num_draft_tokens 3: x1.33 at one stream")
+    (advice,) = advise([row(90.0), unsure])
+    assert not advice.speculate and "do not speculate yet" in advice.text and "x0.97 in its worst round" in advice.text
+    many = [row(90.0, concurrency=8), row(80.0, 2.1, 3, 4, concurrency=8)]
+    assert [a.speculate for a in advise([row(90.0), sure, *many])] == [True, False]
+    with pytest.raises(ValueError, match="nothing to advise"):
+        advise([row(90.0)])
+
+
+def test_the_what_if_figure_draws_the_fit_and_the_measured_rows():
+    figure = serving_plots.what_if_chart(fit_cycle_cost(CASE), CASE, [2, 4, 15, 20], "the case")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    five = lines["num_steps 4: pays above 2.30"]
+    assert np.interp(2.1, five.get_xdata(), five.get_ydata()) == pytest.approx(82.3 / 90)
+    assert five.get_xdata()[-1] == 5
+    styles = [line.get_linestyle() for name, line in lines.items() if name.startswith("num_steps")]
+    assert styles == ["-", "-", "-", "--"]
+    points = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert [(p.get_xdata()[0], p.get_ydata()[0]) for p in points] == [(2.1, 82.3 / 90), (2.1, 56.7 / 90)]

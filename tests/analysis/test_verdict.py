@@ -1,0 +1,62 @@
+"""Bug or data: one table of evidence and verdicts, as a person would judge them."""
+
+import pytest
+
+from eagle3lab.analysis.verdict import Evidence, judge
+
+# chains of 3: the maximum is 4.00
+SOUND = {
+    "heldout": 1.8, "heldout_interval": (1.7, 1.9), "random": 1.0, "overfit": 3.9,
+    "verifications": 1000, "differing": 0,
+}  # fmt: skip
+
+TABLE = [
+    ("served differs", {"differing": 400, "cause": "flag (EAGLE)"}, "bug in serving", "most likely flag"),
+    ("served differs, cause unknown", {"differing": 400}, "bug in serving", "accepts other drafts"),
+    ("served differs and nothing is learned", {"differing": 400, "overfit": 1.1}, "bug in serving", ""),
+    ("a few verifications differ by rounding", {"differing": 20, "cause": "precision (bfloat16)"}, "open", ""),
+    ("many differ, called rounding", {"differing": 200, "cause": "precision (bfloat16)"}, "bug in serving", ""),
+    ("cannot overfit", {"overfit": 2.5}, "bug in training", "by heart"),
+    ("cannot overfit, at 89 %", {"overfit": 3.55}, "bug in training", ""),
+    ("overfits at 90 %", {"overfit": 3.6}, "open", ""),
+    ("new answers as bad as random", {"heldout": 1.02, "heldout_interval": (1.0, 1.04)}, "bug in data", "no better"),
+    ("as bad as random, overfit not tried", {"heldout": 1.02, "overfit": None}, "open", "learned nothing"),
+    ("not surely better than random", {"heldout": 1.3, "heldout_interval": (0.99, 1.6)}, "bug in data", ""),
+    ("much better on trained text", {"trained": 3.2}, "too little data", "3.20 on what it was trained on and 1.80"),
+    ("alike on trained text", {"trained": 1.9}, "too little training", "has not yet learned its own data"),
+    ("more data helps", {"slope": 0.4, "slope_interval": (0.3, 0.5)}, "too little data", "worth +0.40"),
+    ("more data helps, gap small", {"trained": 1.9, "slope": 0.4, "slope_interval": (0.3, 0.5)}, "too little data", ""),
+    ("more data does not help", {"slope": 0.01, "slope_interval": (-0.04, 0.05)}, "at its limit", "hardly help"),
+    ("more data does not help, gap large", {"trained": 3.2, "slope": 0.0, "slope_interval": (-0.04, 0.05)},
+     "at its limit", ""),
+    ("slope too uncertain", {"slope": 0.3, "slope_interval": (-0.2, 0.8)}, "open", "was not measured"),
+    ("good enough", {"wanted": 1.75}, "enough", "reaches the 1.75"),
+    ("not good enough", {"wanted": 2.5, "trained": 3.2}, "too little data", ""),
+    ("nothing measured", {name: None for name in SOUND}, "open", "no accept length on held-out"),
+    ("only held-out measured", {name: None for name in SOUND if name != "heldout"}, "open", "no bug is known of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "kind", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_the_verdict(changes, kind, words):
+    judgement = judge(Evidence(**{"num_steps": 3, **SOUND, **changes}))
+    assert judgement.kind == kind
+    assert words in judgement.words
+    assert judgement.next_step
+    assert str(judgement).startswith(f"{kind}: ")
+
+
+def test_the_evidence_is_shown_whatever_the_verdict():
+    lines = judge(Evidence(num_steps=3, **SOUND)).lines
+    assert [line.says for line in lines] == ["good", "good", "good", "missing", "missing"]
+    assert lines[0].found == "0 of 1,000 verifications differ"
+    assert lines[1].found == "accept length 3.90, 98% of the maximum 4"
+    assert lines[2].found == "1.80 against 1.00"
+    assert [line.found for line in lines[3:]] == ["not measured", "not measured"]
+
+
+def test_accept_lengths_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"heldout=4.2: an accept length of a chain of 3 lies in 1..4"):
+        Evidence(num_steps=3, heldout=4.2)
+    with pytest.raises(ValueError, match="random=0"):
+        Evidence(num_steps=3, random=0)

@@ -1,0 +1,252 @@
+import json
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3lab.data.assemble import assemble_corpus, completions_of, prepared_prompts
+from eagle3lab.data.corpus import CorpusError, corpus_summary, merge, read_corpus, write_corpus
+from eagle3lab.data.mixing import Shuffled, WithoutRepeats, quotas
+from eagle3lab.data.text import row_stem
+from eagle3lab.data.token_lines import parse_id_lists, read_token_lines
+from eagle3lab.data.token_rows import batch_of, rows_of
+
+
+def _row(set_name, n, split="train", **more):
+    row = {"id": f"{set_name}-{n:016x}", "set": set_name, "split": split, "origin": "target"}
+    return row | {"input_ids": [1, n + 2, 7], "loss_spans": [[1, 3]], "finish_reason": "stop"} | more
+
+
+def _ids(rows):
+    return [row["id"] for row in rows]
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=6), st.sampled_from([", ", ",", " ,\t"]))
+def test_lists_of_ids_are_read_as_json_reads_them(lists, separator):
+    texts = [separator.join(map(str, one)).encode() for one in lists]
+    assert [found.tolist() for found in parse_id_lists(texts)] == lists
+
+
+@pytest.mark.parametrize("text", [b"1,,2", b"1 2", b"1,", b",", b"1.5", b"a", b"[1", b"99999999999", b"true", b"1e3"])
+def test_what_is_no_list_of_ids_is_refused(text):
+    for texts in ([text], [b"1, 2", text], [text, b"3"]):
+        with pytest.raises((ValueError, OverflowError)):
+            parse_id_lists(texts)
+
+
+values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3),
+                   st.dictionaries(st.sampled_from(["input_ids", "x"]), st.lists(st.integers(0, 9))))  # fmt: skip
+lines = st.dictionaries(st.sampled_from(["id", "text", "meta", '"input_ids":', "x"]), values, max_size=4)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.tuples(lines, st.one_of(st.none(), st.lists(st.integers(0, 200_000), max_size=5))), max_size=6))
+def test_rows_are_read_as_json_reads_them_wherever_the_name_stands(tmp_path_factory, rows):
+    rows = [line | ({} if ids is None else {"input_ids": ids}) for line, ids in rows]
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = list(read_token_lines(path, ("input_ids",)))
+    for row in found:
+        if "input_ids" in row:
+            assert row["input_ids"].dtype == np.int32
+            row["input_ids"] = row["input_ids"].tolist()
+    assert found == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"id": "a", "input_ids": [1]}\n{"id": "b", "inp', "line 2: partial last line"),
+        ('{"id": "a", "input_ids": [1]}\n{"id": \n', "line 2: not a row"),
+        ('{"id": "a", "input_ids": [1, "x"]}\n', "lines 1 to 1: "),
+        ('{"id": "a", "input_ids": [1.5]}\n', "lines 1 to 1: "),
+        ("[1]\n", "line 1: not a row"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path, text, message):
+    (tmp_path / "x.jsonl").write_text(text)
+    with pytest.raises(CorpusError, match=f"x.jsonl, {message}"):
+        list(read_token_lines(tmp_path / "x.jsonl", ("input_ids",)))
+
+
+def test_rows_survive_their_arrow_batch():
+    rows = [_row("a", n, input_ids=list(range(n)), loss_spans=[[0, 1]] * n) for n in range(5)]
+    back = [row | {"input_ids": row["input_ids"].tolist()} for row in rows_of(batch_of(rows).slice(1, 3))]
+    assert back == rows[1:4]
+    assert list(rows_of(batch_of([]))) == []
+
+
+def test_row_ids_tell_their_conversation_and_their_text():
+    key = "0123456789abcdef"
+    assert row_stem(f"a-b-{key}") == (f"a-b-{key}", key)
+    assert row_stem(f"a-{key}-t12") == row_stem(f"a-{key}-reference") == (f"a-{key}", key)
+    assert row_stem("mine-7") == ("mine-7", None)
+
+
+def test_repeats_of_another_sets_text_and_of_tokens_are_left_out():
+    rows = [
+        _row("a", 1),
+        _row("a", 1, id="a-0000000000000001-reference", input_ids=[1, 50, 7]),  # of the same conversation
+        _row("b", 1, input_ids=[1, 60, 7]),  # the same text in another set
+        _row("b", 2),
+        _row("c", 3, input_ids=[1, 4, 7]),  # the same tokens as b's
+        _row("c", 4, id="mine-7", input_ids=[1, 70, 7]),
+    ]
+    single = WithoutRepeats(rows)
+    assert _ids(single) == [rows[0]["id"], rows[1]["id"], rows[3]["id"], "mine-7"]
+    assert single.skipped == {"same_text": 1, "same_tokens": 1}
+    assert single.counts == {"input": 6, "rows": 4}
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=st.integers(0, 200), buckets=st.integers(1, 70), seed=st.integers(0, 3), random=st.randoms())
+def test_the_order_depends_on_ids_and_seed_alone(tmp_path_factory, n, buckets, seed, random):
+    folder = tmp_path_factory.mktemp("shuffle")
+    rows = [_row("a", i) for i in range(n)]
+    order = _ids(Shuffled(rows, seed, folder))
+    random.shuffle(rows)
+    again = [row | {"input_ids": row["input_ids"].tolist()} for row in Shuffled(rows, seed, folder, buckets=buckets)]
+    assert _ids(again) == order
+    assert sorted(again, key=lambda row: row["id"]) == sorted(rows, key=lambda row: row["id"])
+    assert list(folder.iterdir()) == []
+
+
+def test_a_shuffle_mixes_and_another_seed_mixes_otherwise(tmp_path):
+    rows = [_row("a", i) for i in range(1000)]
+    places = {seed: _ids(Shuffled(rows, seed, tmp_path)) for seed in (0, 1)}
+    assert places[0] != places[1]
+    first_half = sum(row["id"] in places[0][:500] for row in rows[:500])
+    assert 190 < first_half < 310  # 250 expected, standard error 8
+
+
+@given(
+    counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 10_000), min_size=1),
+    weights=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
+)
+def test_quotas_are_in_proportion_and_use_up_the_scarcest_set(counts, weights):
+    weights = dict(zip(counts, weights, strict=False))
+    found = quotas(counts, weights)
+    assert all(found[name] <= counts[name] for name in counts)
+    assert any(found[name] == counts[name] for name in counts)
+    scale = max(found[name] / weights[name] for name in counts)
+    assert all(found[name] <= scale * weights[name] + 1e-6 < found[name] + 1 + 1e-6 for name in counts)
+
+
+def test_weights_set_the_mixture_of_the_training_rows(tmp_path):
+    rows = [_row("a", i) for i in range(300)] + [_row("b", i) for i in range(1000, 1100)]
+    rows += [_row("b", i, "heldout") for i in range(2000, 2010)]
+    shuffled = Shuffled(rows, 0, tmp_path, {"a": 1, "b": 2})
+    kept = list(shuffled)
+    assert Counter((row["set"], row["split"]) for row in kept) == {
+        ("a", "train"): 50, ("b", "train"): 100, ("b", "heldout"): 10
+    }  # fmt: skip
+    assert shuffled.skipped == {"weight": 250} and shuffled.counts == {"input": 410, "rows": 160}
+    more = {row["id"] for row in Shuffled(rows, 0, tmp_path, {"a": 2, "b": 2})}
+    assert {row["id"] for row in kept} <= more  # a smaller share is a part of a larger one
+    none = list(Shuffled(rows, 0, tmp_path, {"a": 0, "b": 1}))
+    assert Counter(row["set"] for row in none) == {"b": 110}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [({"a": 1}, "unmatched: b"), ({"a": 1, "b": 1, "c": 1}, "unmatched: c"), ({"a": -1, "b": 1}, "0 or more"),
+     ({"a": 0, "b": 0}, "not all 0"), ({"a": float("nan"), "b": 1}, "0 or more")],
+)  # fmt: skip
+def test_impossible_weights_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        quotas({"a": 3, "b": 4}, weights)
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A prepared folder of two sets of prompts, a suite and a native set, and completions."""
+    folder, completions = tmp_path / "prepared", []
+
+    def lines(path, rows):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for number, name in enumerate("ab"):
+        prompts = []
+        for n in range(40):
+            key, split = f"{name}-{100 * number + n:016x}", "heldout" if n % 10 == 0 else "train"
+            ids = [1, 100 * number + n + 10]
+            row = {"id": key, "set": name, "split": split, "messages": [{"role": "user", "content": "x"}]}
+            prompts.append(row | {"prompt_ids": ids, "n_prompt": 2, "reference_ids": [9, 9], "reference_cut": False})
+            if n % 4:
+                completions.append({"id": key, "prompt_ids": ids, "output_ids": [n, 5], "finish_reason": "stop"})
+        lines(folder / name / "prompts.jsonl", prompts)
+    lines(folder / "suites.jsonl", [{"id": "quiz-1", "set": "quiz", "split": "heldout", "prompt_ids": [1, 3]}])
+    completions.append({"id": "quiz-1", "prompt_ids": [1, 3], "output_ids": [4], "finish_reason": "length"})
+    lines(folder / "native" / "prompts.jsonl", [])
+    lines(folder / "native" / "tokenized.jsonl", [_row("native", 5000 + n) for n in range(20)])
+    lines(folder / ".half.1-ab.tmp" / "prompts.jsonl", [{"id": "no", "set": "no", "split": "train", "prompt_ids": [1]}])
+    lines(tmp_path / "completions.jsonl", completions)
+    return tmp_path
+
+
+def test_the_corpus_is_put_together_whole(prepared):
+    path = prepared / "corpus.parquet"
+    summary = assemble_corpus(prepared / "prepared", completions_of(prepared / "completions.jsonl"), path, seed=1)
+    assert summary["sets"] == {"a": 30, "b": 30, "native": 20, "quiz": 1}
+    assert summary["input"] == summary["rows"] == 81 and summary["left_out"] == {}
+    rows = list(read_corpus(path))
+    answers = [json.loads(line) for line in (prepared / "completions.jsonl").read_text().splitlines()]
+    expected = {a["id"]: a["prompt_ids"] + a["output_ids"] for a in answers}
+    assert {row["id"]: row["input_ids"] for row in rows if row["set"] != "native"} == expected
+    assert [row["set"] for row in rows] != sorted(row["set"] for row in rows)
+    assert sorted(p.name for p in prepared.iterdir()) == ["completions.jsonl", "corpus.parquet", "prepared"]
+    again = assemble_corpus(prepared / "prepared", reversed(answers), prepared / "other.parquet", seed=1)
+    assert again == summary
+    assert list(read_corpus(prepared / "other.parquet")) == rows
+
+
+def test_references_join_for_training_only_and_every_row_is_accounted_for(prepared):
+    completions = [json.loads(line) for line in (prepared / "completions.jsonl").read_text().splitlines()]
+    completions.append(completions[0])
+    summary = assemble_corpus(
+        prepared / "prepared", completions, prepared / "corpus.parquet", references="unanswered",
+        weights={"a": 1, "b": 1, "native": 1},
+    )  # fmt: skip
+    # 36 training rows of a and of b, answers and references, and 20 of native: 20 of each are kept
+    assert summary["left_out"] == {"duplicate_id": 1, "heldout_reference": 4, "weight": 36 + 36 + 20 - 60}
+    assert summary["input"] == 61 + 1 + 20 + 20
+    assert summary["origins"]["reference"] > 0
+    assert {row["split"] for row in read_corpus(prepared / "corpus.parquet") if row["origin"] == "reference"} == {
+        "train"
+    }
+
+
+def test_merging_arrays_and_lists_is_the_same(prepared):
+    prompts = list(prepared_prompts(prepared / "prepared"))
+    assert all(isinstance(row["prompt_ids"], np.ndarray) and "messages" not in row for row in prompts)
+    as_lists = [row | {"prompt_ids": row["prompt_ids"].tolist()} for row in prompts]
+    answers = [json.loads(line) for line in (prepared / "completions.jsonl").read_text().splitlines()]
+    arrays = write_corpus(prepared / "a.parquet", merge(prompts, completions_of(prepared / "completions.jsonl")))
+    assert (
+        write_corpus(prepared / "b.parquet", merge(as_lists, answers))
+        == arrays
+        == corpus_summary(prepared / "a.parquet")
+    )
+    with pytest.raises(CorpusError, match="other prompt ids"):
+        list(merge(prompts, [answers[0] | {"prompt_ids": [1, 99]}]))
+
+
+def test_memory_holds_a_bucket_of_rows_not_the_corpus(tmp_path):
+    random = np.random.default_rng(0)
+
+    def rows():
+        for n in range(4000):
+            yield _row("a", n, input_ids=random.integers(0, 1000, 1000).astype(np.int32))  # 16 MB together
+
+    list(Shuffled([_row("a", 1)], 0, tmp_path))  # imports
+    tracemalloc.start()
+    for _ in Shuffled(rows(), 0, tmp_path, buckets=64):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # 64 buckets of 32 waiting rows of 4 kB; read back, one bucket is 250 kB
+    assert peak < 64 * 32 * 4000 * 1.5

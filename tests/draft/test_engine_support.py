@@ -1,0 +1,44 @@
+"""A drafter is only exported for an engine that reads all of it."""
+
+import json
+
+import pytest
+
+from eagle3lab.draft.checkpoint import export_draft, load_draft
+from eagle3lab.draft.engine_support import EngineError, oldest_releases, require_engine
+from tests.draft.samples import make_draft
+
+
+def test_plain_eagle3_runs_everywhere():
+    config = make_draft().config
+    assert oldest_releases(config) == {}
+    require_engine(config, "sglang==0.4.6")
+    require_engine(config, "vllm==0.9.0")
+
+
+@pytest.mark.parametrize("flag", ["fc_norm", "norm_output"])
+def test_eagle31_flags_need_the_release_that_reads_them(tmp_path, flag):
+    draft = make_draft(**{flag: True})
+    assert oldest_releases(draft.config) == {"sglang": "0.5.12", "vllm": "0.22.0"}
+    require_engine(draft.config, "sglang==0.5.12")
+    for engine in ("sglang==0.5.11", "sglang==0.5.9.post1", "vllm==0.21.0"):
+        with pytest.raises(EngineError, match=f"{flag}.*reads from"):
+            export_draft(draft, tmp_path / "draft", {}, engine=engine)
+        assert not list(tmp_path.iterdir())
+    folder = export_draft(draft, tmp_path / "draft", {})  # the project's own server
+    config = json.loads((folder / "config.json").read_text())
+    assert config[flag] is True and flag not in config["eagle_config"]  # top level, where both engines look
+    assert json.loads((folder / "training.json").read_text())["oldest_engines"]["sglang"] == "0.5.12"
+    assert load_draft(folder, draft.embed_VH).config == draft.config
+
+
+def test_other_widths_and_other_numbers_of_layers():
+    assert oldest_releases(make_draft(hidden_size=12).config) == {"sglang": "0.4.8", "vllm": "0.21.0"}
+    four = make_draft(aux_layers=(1, 3, 5, 6), fc_norm=True, hidden_size=12)
+    assert oldest_releases(four.config) == {"sglang": "0.5.12", "vllm": "0.22.0"}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "sglang>=0.5.12", "tgi==3.0", "sglang 0.5.23", "sglang==0.5.*", ""])
+def test_an_engine_is_named_by_one_release(engine):
+    with pytest.raises(ValueError, match="must name one release, such as 'sglang==0.5.23'"):
+        require_engine(make_draft().config, engine)

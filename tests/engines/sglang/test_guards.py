@@ -1,0 +1,400 @@
+"""Each fault is planted in a good drafter's folder and found; the good folder passes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.engines.sglang.attach import parse_server_info
+from eagle3lab.engines.sglang.findings import faults
+from eagle3lab.engines.sglang.guards import before_launch, check_speculation, on_server, tree_capacity
+from eagle3lab.engines.sglang.spec import ServerSpec
+from tests.engines.sglang.drafters import CONTEXT, IDS_W, H, V, W, good_tensors, with_ids, write_draft, write_target
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_target(tmp_path / "target")
+
+
+def found(target, draft, **changes):
+    return before_launch(ServerSpec(**{"target": target, "draft": draft, **changes}), "0.5.23")
+
+
+def only(findings, level):
+    """The one finding there is, as text."""
+    assert [finding.level for finding in findings] == [level], [str(finding) for finding in findings]
+    return findings[0].text
+
+
+def test_a_good_folder_of_somebody_else_passes(tmp_path, target):
+    assert found(target, write_draft(tmp_path / "draft")) == []
+
+
+@pytest.mark.parametrize("aux_layers", [(2, 4, 5), (1, 3, 6)])
+def test_a_drafter_of_this_project_passes(tmp_path, target, aux_layers):
+    config = DraftConfig(
+        hidden_size=H, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=V,
+        draft_vocab_size=W, target_hidden_size=H, aux_layers=aux_layers, target_num_layers=8,
+        max_position_embeddings=CONTEXT,
+    )  # fmt: skip
+    draft = Eagle3Draft(config, torch.zeros(V, H), torch.from_numpy(IDS_W))
+    assert found(target, export_draft(draft, tmp_path / "draft", {"trained_length": CONTEXT})) == []
+
+
+def test_stored_names_with_the_model_prefix_pass(tmp_path, target):
+    tensors = {f"model.{n}" if n not in ("d2t", "t2d", "lm_head.weight") else n: t for n, t in good_tensors().items()}
+    assert found(target, write_draft(tmp_path / "draft", tensors)) == []
+
+
+# ---- the flag ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])
+def test_the_wrong_flag_is_a_fault_and_the_right_one_is_named(tmp_path, target, algorithm):
+    (finding,) = found(target, write_draft(tmp_path / "draft"), algorithm=algorithm)
+    assert finding.level == "fault"
+    assert f"--speculative-algorithm is {algorithm}" in finding.text
+    assert "EAGLE3" in finding.remedy
+
+
+def test_an_older_kind_of_drafter_with_the_flag_of_the_new_one(tmp_path, target):
+    tensors = {"fc.weight": np.zeros((H, 2 * H), np.float32)}
+    draft = write_draft(tmp_path / "draft", tensors, architectures=["LlamaForCausalLMEagle"], drop=["draft_vocab_size"])
+    assert "is no EAGLE-3 drafter" in only(found(target, draft), "fault")
+    assert found(target, draft, algorithm="EAGLE") == []
+
+
+# ---- steps, topk, draft tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "topk", "num_draft_tokens", "level", "text"),
+    [
+        (3, 1, 5, "fault", "a chain verifies"),
+        (3, 1, 3, "fault", "a chain verifies"),
+        (3, 2, 12, "fault", "11 nodes at most"),
+        (1, 4, 6, "fault", "5 nodes at most"),
+        (3, 2, 1, "fault", "nothing would be drafted"),
+        (5, 4, 4, "warning", "cannot fill a path"),
+    ],
+)
+def test_settings_that_make_no_sense(num_steps, topk, num_draft_tokens, level, text):
+    assert text in only(check_speculation(num_steps, topk, num_draft_tokens), level)
+
+
+@pytest.mark.parametrize("setting", [(3, 1, 4), (1, 1, 2), (5, 4, 8), (3, 2, 11), (1, 4, 5), (6, 10, 60)])
+def test_settings_that_do(setting):
+    assert check_speculation(*setting) == []
+
+
+@pytest.mark.parametrize(("num_steps", "topk"), [(1, 1), (4, 1), (1, 5), (2, 3), (4, 2)])
+def test_a_tree_holds_as_many_nodes_as_the_server_scores(num_steps, topk):
+    # the server's own drafting: all children of the root, then of the topk best nodes of every step
+    scored, beam = 0, 1
+    for _ in range(num_steps):
+        scored += beam * topk
+        beam = topk
+    assert tree_capacity(num_steps, topk) == 1 + scored
+
+
+# ---- sizes, layers -----------------------------------------------------------------------------------------
+
+
+def test_another_hidden_size_of_the_target(tmp_path):
+    target = write_target(tmp_path / "target", hidden_size=48)
+    text = " ".join(f.text for f in faults(found(target, write_draft(tmp_path / "draft"))))
+    assert "states of width 32, the target's have 48" in text
+
+
+def test_another_vocabulary_of_the_target(tmp_path):
+    target = write_target(tmp_path / "target", vocab_size=70)
+    assert "64 ids, the target has 70" in only(found(target, write_draft(tmp_path / "draft")), "fault")
+
+
+def test_a_narrower_drafter_needs_an_embedding_of_its_own(tmp_path):
+    target = write_target(tmp_path / "target", hidden_size=48)
+    tensors = good_tensors() | {"fc.weight": np.zeros((H, 3 * 48), np.float32)}
+    draft = write_draft(tmp_path / "without", tensors, target_hidden_size=48)
+    assert "random values for embed_tokens.weight" in only(found(target, draft), "fault")
+    tensors["embed_tokens.weight"] = np.zeros((V, H), np.float32)
+    assert found(target, write_draft(tmp_path / "with", tensors, target_hidden_size=48)) == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ids"),
+    [("LlamaForCausalLM", [1, 3, 4]), ("DeepseekV3ForCausalLM", [1, 3, 4]), ("DeepseekV3ForCausalLM", [2, 4, 5])],
+)
+def test_ids_of_the_layers_trained_on_pass(tmp_path, architecture, ids):
+    target = write_target(tmp_path / "target", architectures=[architecture])
+    training = {"draft_config": {"aux_layers": [2, 4, 5]}}
+    assert found(target, write_draft(tmp_path / "draft", training=training, **with_ids(*ids))) == []
+
+
+def test_ids_off_by_one_layer_are_a_fault(tmp_path, target):
+    training = {"draft_config": {"aux_layers": [2, 4, 5]}}
+    draft = write_draft(tmp_path / "draft", training=training, **with_ids(2, 4, 5))
+    text = only(found(target, draft), "fault")
+    assert "hs[3, 5, 6]" in text and "trained on hs[2, 4, 5]" in text
+
+
+def test_ids_in_the_form_of_llama_are_a_fault_for_a_deepseek_target(tmp_path):
+    target = write_target(tmp_path / "target", architectures=["DeepseekV3ForCausalLM"])
+    training = {"draft_config": {"aux_layers": [3, 4, 6]}}
+    draft = write_draft(tmp_path / "draft", training=training, **with_ids(2, 3, 5))
+    assert "take hs[2, 3, 5] of DeepseekV3ForCausalLM" in only(found(target, draft), "fault")
+
+
+def test_the_two_lists_of_ids_contradict_each_other(tmp_path, target):
+    draft = write_draft(tmp_path / "draft", eagle_aux_hidden_state_layer_ids=[1, 3, 4], **with_ids(1, 3, 4))
+    assert "which vLLM reads, say hs[1, 3, 4]" in only(found(target, draft), "warning")
+
+
+@pytest.mark.parametrize(("ids", "text"), [([1, 3, 9], "does not have"), ([1, 3, 7], "after the last layer")])
+def test_layers_that_the_target_lacks(tmp_path, target, ids, text):
+    assert text in " ".join(f.text for f in found(target, write_draft(tmp_path / "draft", **with_ids(*ids))))
+
+
+def test_default_layers_that_collide_in_a_shallow_target(tmp_path):
+    target = write_target(tmp_path / "target", num_hidden_layers=6)
+    assert "but fc takes 3 states" in only(found(target, write_draft(tmp_path / "draft")), "fault")
+
+
+# ---- vocabulary map ----------------------------------------------------------------------------------------
+
+
+def map_fault(tmp_path, target, d2t, t2d="kept"):
+    tensors = good_tensors() | {"d2t": d2t}
+    if t2d is None:
+        del tensors["t2d"]
+    return only(found(target, write_draft(tmp_path / "draft", tensors)), "fault")
+
+
+@pytest.mark.parametrize("t2d", ["kept", None])
+def test_absolute_ids_in_d2t(tmp_path, target, t2d):
+    assert "holds the target's ids themselves (0, 1, ... 42)" in map_fault(tmp_path, target, IDS_W, t2d)
+
+
+def test_d2t_out_of_range(tmp_path, target):
+    assert "outside the target's 0..63" in map_fault(tmp_path, target, IDS_W - np.arange(W) + 30, None)
+
+
+def test_d2t_with_an_id_twice(tmp_path, target):
+    ids = IDS_W.copy()
+    ids[3] = ids[4]
+    assert "1 target ids twice" in map_fault(tmp_path, target, ids - np.arange(W))
+
+
+def test_d2t_against_t2d(tmp_path, target):
+    ids = IDS_W.copy()
+    ids[-1] += 1
+    assert "name different target ids" in map_fault(tmp_path, target, ids - np.arange(W))
+
+
+def test_d2t_of_another_length(tmp_path, target):
+    assert f"d2t has 19 entries, draft_vocab_size is {W}" in map_fault(tmp_path, target, np.zeros(19, np.int64))
+
+
+def test_d2t_missing(tmp_path, target):
+    tensors = good_tensors()
+    del tensors["d2t"]
+    assert "no tensor d2t" in only(found(target, write_draft(tmp_path / "draft", tensors)), "fault")
+
+
+def test_an_unsorted_draft_vocabulary_passes_where_t2d_agrees(tmp_path, target):
+    ids = IDS_W[::-1].copy()
+    assert found(target, write_draft(tmp_path / "draft", good_tensors() | {"d2t": ids - np.arange(W)})) == []
+
+
+def test_a_full_vocabulary_needs_no_map(tmp_path, target):
+    tensors = good_tensors() | {"lm_head.weight": np.zeros((V, H), np.float32)}
+    del tensors["d2t"], tensors["t2d"]
+    assert found(target, write_draft(tmp_path / "own", tensors, draft_vocab_size=V)) == []
+    del tensors["lm_head.weight"]
+    assert found(target, write_draft(tmp_path / "of the target", tensors, draft_vocab_size=None)) == []
+    assert "no draft_vocab_size" in only(
+        found(target, write_draft(tmp_path / "x", tensors, drop=["draft_vocab_size"])), "fault"
+    )
+
+
+# ---- tensors, options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(good_tensors()) - {"d2t", "t2d"}))
+def test_a_missing_tensor(tmp_path, target, name):
+    tensors = good_tensors()
+    del tensors[name]
+    text = only(found(target, write_draft(tmp_path / "draft", tensors)), "fault")
+    assert "random values for" in text and name.replace("midlayer", "layers.0") in text
+
+
+@pytest.mark.parametrize("name", ["midlayer.self_attn.q_proj.bias", "fc_norm.0.weight", "decoder.fc.weight"])
+def test_a_tensor_that_would_be_dropped(tmp_path, target, name):
+    tensors = good_tensors() | {name: np.zeros(H, np.float32)}
+    assert f"would drop {name}" in only(found(target, write_draft(tmp_path / "draft", tensors)), "fault")
+
+
+def test_a_tensor_named_for_another_engine_is_missing_and_dropped(tmp_path, target):
+    tensors = good_tensors()
+    tensors["fusion.weight"] = tensors.pop("fc.weight")
+    texts = [f.text for f in faults(found(target, write_draft(tmp_path / "draft", tensors)))]
+    assert any("random values for fc.weight" in t for t in texts) and any("drop fusion.weight" in t for t in texts)
+
+
+def test_a_wrong_shape(tmp_path, target):
+    tensors = good_tensors() | {"fc.weight": np.zeros((H, H), np.float32)}
+    assert "fc.weight [32, 32] instead of [32, 96]" in only(
+        found(target, write_draft(tmp_path / "draft", tensors)), "fault"
+    )
+
+
+def test_a_norm_before_fc_is_expected_where_the_config_says_so(tmp_path, target):
+    tensors = good_tensors() | {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)}
+    assert found(target, write_draft(tmp_path / "with", tensors, fc_norm=True)) == []
+    assert "fc_norm.0.weight" in only(found(target, write_draft(tmp_path / "without", fc_norm=True)), "fault")
+
+
+def test_the_targets_embedding_may_be_stored_too(tmp_path, target):
+    tensors = good_tensors() | {"embed_tokens.weight": np.zeros((V, H), np.float32)}
+    assert found(target, write_draft(tmp_path / "draft", tensors)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"architectures": ["LlamaForCausalLMEagle4"]}, "no EAGLE-3 drafter that SGLang knows"),
+        ({"drop": ["intermediate_size"]}, "does not say 'intermediate_size'"),
+    ],
+)
+def test_options_the_server_does_not_know(tmp_path, target, changes, text):
+    assert text in only(found(target, write_draft(tmp_path / "draft", **changes)), "fault")
+
+
+def test_a_drafter_with_latent_attention_cannot_run_on_a_cpu(tmp_path, target):
+    draft = write_draft(tmp_path / "draft", architectures=["Eagle3DeepseekV2ForCausalLM"])
+    assert found(target, draft) == []
+    assert "does not run on a CPU" in only(found(target, draft, device="cpu"), "fault")
+
+
+@pytest.mark.parametrize("option", ["fc_norm", "norm_output"])
+def test_an_option_that_an_older_release_leaves_out(tmp_path, target, option):
+    tensors = good_tensors()
+    if option == "fc_norm":
+        tensors |= {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)}
+    spec = ServerSpec(target, draft=write_draft(tmp_path / "draft", tensors, **{option: True}))
+    assert f"{option} is on, which SGLang 0.5.11 does not know" in only(before_launch(spec, "0.5.11"), "fault")
+    assert before_launch(spec, "0.5.12") == []
+
+
+def test_states_as_wide_as_the_drafter(tmp_path):
+    """Then the server cannot tell target states from the drafter's own."""
+    target = write_target(tmp_path / "target", hidden_size=8)
+    tensors = good_tensors() | {
+        "fc.weight": np.zeros((H, 4 * 8), np.float32),
+        "embed_tokens.weight": np.zeros((V, H), np.float32),
+    }
+    draft = write_draft(tmp_path / "draft", tensors, target_hidden_size=8, **with_ids(0, 1, 3, 5))
+    assert "skip fc" in only(found(target, draft), "fault")
+
+
+# ---- context -----------------------------------------------------------------------------------------------
+
+
+def test_a_context_longer_than_the_drafter_has_or_saw(tmp_path, target):
+    draft = write_draft(tmp_path / "draft", training={"trained_length": 40}, max_position_embeddings=100)
+    texts = [finding.text for finding in found(target, draft)]
+    assert "allows 128 positions, the drafter's max_position_embeddings is 100" in texts[0]
+    assert "allows 128 tokens, the drafter's longest training row had 40" in texts[1]
+    assert faults(found(target, draft)) == []
+    assert found(target, draft, context_length=40) == []
+
+
+# ---- folders, capture --------------------------------------------------------------------------------------
+
+
+def test_a_drafter_whose_files_cannot_be_read(tmp_path, target):
+    draft = write_draft(tmp_path / "draft")
+    (draft / "model.safetensors").write_bytes(b"cut")
+    assert "model.safetensors: cannot be read" in only(found(target, draft), "fault")
+    (draft / "model.safetensors").unlink()
+    assert "has no *.safetensors" in only(found(target, draft), "fault")
+
+
+def test_what_is_not_here_is_said_not_to_be_checked(tmp_path, target):
+    assert "is no folder here" in only(found(target, "owner/drafter"), "warning")
+    assert "was not checked against it" in only(found("owner/model", write_draft(tmp_path / "draft")), "warning")
+
+
+def capture(target, version="0.5.23", **changes):
+    return before_launch(ServerSpec(**{"target": target, "return_aux": True, **changes}), version)
+
+
+def test_capturing_with_an_older_release(target):
+    assert "cannot hand out aux states" in only(capture(target, "0.5.22"), "fault")
+    assert capture(target) == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "aux_layers", "text"),
+    [
+        ("LlamaForCausalLM", [0, 2, 4], "cannot capture hs[0]"),
+        ("LlamaForCausalLM", [2, 4, 8], "must lie in 0..7"),
+        ("LlamaForCausalLM", [4, 2, 5], "must increase"),
+        ("DeepseekV3ForCausalLM", [1, 2, 4], "begins with 1"),
+    ],
+)
+def test_layers_that_cannot_be_captured(tmp_path, architecture, aux_layers, text):
+    target = write_target(tmp_path / "target", architectures=[architecture])
+    assert text in only(capture(target, aux_layers=aux_layers), "fault")
+
+
+def test_layers_of_a_target_that_is_not_here():
+    assert "cannot be turned into SGLang's ids" in only(capture("owner/model", aux_layers=[2, 4, 5]), "fault")
+    assert capture("owner/model") == []
+
+
+# ---- a server of somebody else -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def info(target):
+    answer = {
+        "version": "0.5.23", "model_path": str(target), "speculative_algorithm": "EAGLE", "device": "cuda",
+        "speculative_draft_model_path": "/somewhere/else", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4, "context_length": None, "internal_states": [{}],
+    }  # fmt: skip
+    return parse_server_info("http://127.0.0.1:1", answer, {"model_path": str(target)})
+
+
+def test_the_wrong_flag_of_a_running_server_is_recognised_by_its_drafters_folder(tmp_path, info):
+    info = replace(info, draft=str(write_draft(tmp_path / "draft")))
+    assert "--speculative-algorithm is EAGLE" in only(faults(on_server(info)), "fault")
+    assert on_server(replace(info, algorithm="EAGLE3")) == []
+
+
+@pytest.mark.parametrize("draft", ["lmsys/SGLang-EAGLE3-Llama", "/models/kimi-k2.5-eagle-3-mla"])
+def test_or_by_its_drafters_name(info, draft):
+    assert "runs --speculative-algorithm EAGLE and its drafter is" in only(
+        on_server(replace(info, draft=draft)), "fault"
+    )
+
+
+def test_or_by_an_accept_length_of_one(info):
+    assert "its accept length is 1.00" in only(on_server(replace(info, accept_length=1.0)), "fault")
+    assert on_server(replace(info, accept_length=1.4)) == []
+    assert on_server(info) == []
+
+
+def test_a_drafter_trained_on_other_layers_is_recognised_on_a_running_server(tmp_path, info):
+    training = {"draft_config": {"aux_layers": [3, 4, 6]}}
+    info = replace(info, algorithm="EAGLE3", draft=str(write_draft(tmp_path / "draft", training=training)))
+    assert "trained on hs[3, 4, 6]" in only(on_server(info), "fault")
+
+
+def test_a_server_without_speculation_has_nothing_to_find(info):
+    assert on_server(replace(info, algorithm=None, draft=None, num_steps=None)) == []

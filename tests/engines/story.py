@@ -1,0 +1,63 @@
+"""Prompts for glassllm (a real trained target of 0.85 M weights), and a drafter overfit on its answers to some."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoTokenizer
+
+from eagle3lab.analysis.heldout import capture_answers
+from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.target_weights import read_target_weights
+from eagle3lab.draft.train import Trainer, new_draft
+from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.engines.base import Request
+from eagle3lab.engines.embedded import EmbeddedEngine
+
+AUX_LAYERS = [1, 2, 3]  # four layers: the default 2, L//2, L-3 would name one layer twice
+
+# Lewis Carroll, Alice's Adventures in Wonderland: what the target was trained on
+STORY = (
+    "There was nothing so very remarkable in that; nor did Alice think it so very much out of the way to hear "
+    "the Rabbit say to itself, Oh dear! Oh dear! I shall be late! But when the Rabbit actually took a watch "
+    "out of its pocket, and looked at it, and then hurried on, Alice started to her feet, for it flashed "
+    "across her mind that she had never before seen a rabbit with either a pocket, or a watch to take out of "
+    "it, and burning with curiosity, she ran across the field after it. The rabbit-hole went straight on like "
+    "a tunnel for some way, and then dipped suddenly down, so suddenly that Alice had not a moment to think "
+    "about stopping herself before she found herself falling down a very deep well. Either the well was very "
+    "deep, or she fell very slowly, for she had plenty of time as she went down to look about her and to "
+    "wonder what was going to happen next."
+)
+
+
+def prompts(folder: Path, count: int, longest: int = 60) -> list[list[int]]:
+    """Prompts of 2 to `longest` tokens, cut from the story at different places."""
+    ids = AutoTokenizer.from_pretrained(folder)(STORY, add_special_tokens=False)["input_ids"]
+    lengths = [2 + (i * 17) % (longest - 1) for i in range(count)]
+    return [ids[start : start + n] for i, n in enumerate(lengths) if (start := (i * 11) % (len(ids) - longest)) >= 0]
+
+
+def greedy_answers(engine: EmbeddedEngine, rows: list[list[int]], max_tokens: int) -> list[dict]:
+    """The engine's own answers, as `analysis.heldout` takes them."""
+    requests = [Request(f"r{i}", ids, max_tokens) for i, ids in enumerate(rows)]
+    done = {answer.id: answer for answer in engine.generate(requests)}
+    return [
+        {"id": r.id, "set": "story", "prompt_ids": r.input_ids, "output_ids": done[r.id].output_ids} for r in requests
+    ]
+
+
+def train_draft(folder: Path, out: Path, rows: list[list[int]], max_tokens: int, epochs: int) -> Path:
+    """A drafter of this project trained on the target's greedy answers to `rows`, exported in float32 to `out`."""
+    engine = EmbeddedEngine(folder, aux_layers=AUX_LAYERS, end_ids=())
+    features = {row.id: row for row in capture_answers(engine, greedy_answers(engine, rows, max_tokens), 1024)}
+    weights = read_target_weights(folder)
+    vocab = VocabMap(torch.arange(0, engine.target.vocab_size), engine.target.vocab_size)
+    draft = new_draft(folder, AUX_LAYERS, vocab, weights, seed=0)
+    recipe = Recipe(ttt_steps=4, epochs=epochs, batch_tokens=512, compute_dtype="float32")
+    lengths = {key: len(row.input_ids_T) for key, row in features.items()}
+    with TemporaryDirectory() as checkpoints:
+        trainer = Trainer(draft, lengths, features.__getitem__, weights.head_VH, recipe, checkpoints)
+        for _ in trainer.run(checkpoint_every=10**6, log_every=10**6):
+            pass
+    return export_draft(draft, out, {"target": "glassllm/en"}, dtype=torch.float32)

@@ -1,0 +1,90 @@
+"""Rows that are captured when they are read look as if they came from a store, and train to the same weights."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.rows import training_rows
+from eagle3lab.draft.train import Trainer
+from eagle3lab.features.live import LiveFeatures
+from eagle3lab.features.store import FeatureStore, FeatureWriter
+from tests.draft.samples import A, H, V, make_draft
+from tests.features.rows import FINGERPRINT
+
+
+def corpus():
+    rows = []
+    for number in range(12):
+        generator = torch.Generator().manual_seed(number)
+        T = 8 + number % 5
+        ids = torch.randint(0, V, (T,), generator=generator).tolist()
+        split = "heldout" if number == 7 else "train"
+        rows.append({"id": f"r{number}", "input_ids": ids, "loss_spans": [[3, T]], "split": split, "set": "a"})
+    return rows
+
+
+def capture(pairs):
+    """States that depend on the tokens alone."""
+    for row_id, ids in pairs:
+        generator = torch.Generator().manual_seed(sum(ids))
+        aux, last = torch.randn(len(ids), A, H, generator=generator), torch.randn(len(ids), H, generator=generator)
+        yield SimpleNamespace(id=row_id, aux_TAH=aux, last_TH=last)
+
+
+def sources(folder, codec):
+    head = torch.randn(V, H, generator=torch.Generator().manual_seed(9)) if "top" in codec else None
+    writer = FeatureWriter(folder, FINGERPRINT, [2, 4, 5], H, codec=codec, head_VH=head)
+    rows = corpus()
+    by_id = {row["id"]: row for row in rows}
+    for states in capture((row["id"], row["input_ids"]) for row in rows):
+        row = by_id[states.id]
+        spans_and_states = (row["loss_spans"], states.aux_TAH, states.last_TH)
+        writer.add(row["id"], row["input_ids"], *spans_and_states, row["split"], row["set"])
+    writer.close()
+    return FeatureStore(folder), LiveFeatures(rows, capture, [2, 4, 5], H, codec, head)
+
+
+@pytest.mark.parametrize("codec", ["float32", "bf16", "fp8", "fp8+top5"])
+def test_live_rows_equal_stored_rows(tmp_path, codec):
+    store, live = sources(tmp_path, codec)
+    assert (live.ids, len(live), live.aux_layers, live.hidden_size) == (store.ids, 12, store.aux_layers, H)
+    for row_id in store.ids:
+        assert live.index(row_id).items() <= store.index(row_id).items()
+    for stored, captured in zip(store.rows(order=3), live.rows(order=3), strict=True):
+        for (name, one), other in zip(vars(stored).items(), vars(captured).values(), strict=True):
+            if name == "top":
+                assert one is other is None or all(map(torch.equal, one, other))
+            elif isinstance(one, torch.Tensor):
+                assert one.dtype == other.dtype and torch.equal(one, other), name
+            else:
+                assert one == other, name
+
+
+@pytest.mark.parametrize("codec", ["float32", "bf16", "fp8+top5"])
+def test_training_without_a_store_gives_the_same_weights(tmp_path, codec):
+    recipe = Recipe(epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
+    weights = []
+    for name, source in zip(("store", "live"), sources(tmp_path / "features", codec), strict=True):
+        lengths = training_rows(source, "train", recipe).lengths
+        draft = make_draft()
+        head = torch.randn(V, H, generator=torch.Generator().manual_seed(9))
+        trainer = Trainer(draft, lengths, source.row, head, recipe, tmp_path / name)
+        assert list(trainer.run())
+        weights.append([parameter.detach() for parameter in draft.parameters()])
+    assert all(map(torch.equal, *weights))
+    assert not all(map(torch.equal, weights[0], make_draft().parameters()))
+
+
+def test_bad_corpora_are_refused():
+    rows = corpus()
+    with pytest.raises(ValueError, match="'r3' stands twice"):
+        LiveFeatures([*rows, rows[3]], capture, [2, 4, 5], H)
+    live = LiveFeatures(rows, capture, [2, 4, 5], H)
+    with pytest.raises(KeyError, match="no row 'x'"):
+        live.row("x")
+    with pytest.raises(ValueError, match="needs head_VH"):
+        LiveFeatures(rows, capture, [2, 4, 5], H, "fp8+top4")
+    with pytest.raises(ValueError, match="'r0' has .* aux states"):
+        LiveFeatures(rows, capture, [2, 4], H).row("r0")
