@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train import Trainer
 from eagle3lab.features.slots import teacher_slots

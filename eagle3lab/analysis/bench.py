@@ -46,8 +46,9 @@ class BenchRow:
     tok_s         median over the rounds of (tokens of all prompts / seconds of all prompts); low, high:
                   slowest and fastest round.
     accept_length tokens per verification over all rounds (None for the baseline).
-    cycle_ms      milliseconds of one verification cycle = accept_length / tok_s; for the baseline of one
-                  plain step.
+    tok_s counts the tokens of all streams, `concurrency` of them.
+    cycle_ms      milliseconds of one verification cycle = concurrency * accept_length / tok_s; for the baseline
+                  of one plain step.
     break_even    accept length above which this setting is faster than the baseline of the same run.
     speedup       tok_s / the baseline's; low, high: lowest and highest of the rounds' own ratios.
     differing     answers that are not the baseline's, over all rounds (0 = lossless).
@@ -189,31 +190,59 @@ def _differences(outputs) -> list[Difference]:
 
 def _row(setting, runs, differences) -> BenchRow:
     speeds, base_speeds = _round_speeds(runs, setting), _round_speeds(runs, BASELINE)
-    tok_s, base_tok_s = median(speeds), median(base_speeds)
-    ratios = [s / b for s, b in zip(speeds, base_speeds, strict=True)]
     mine = [run for run in runs if run.num_steps == setting]
     tau = None
     if setting != BASELINE:
         tau = accept_length(sum(r.served.committed for r in mine), sum(r.served.verifications for r in mine))
+    return make_row(
+        setting,
+        speeds,
+        base_speeds,
+        tau,
+        prompts=len({run.id for run in mine}),
+        tokens=sum(run.tokens for run in mine),
+        differing=sum(d.num_steps == setting for d in differences),
+    )
+
+
+def make_row(
+    num_steps: int,
+    speeds: Sequence[float],
+    base_speeds: Sequence[float],
+    tau: float | None,
+    prompts: int,
+    tokens: int,
+    differing: int,
+    topk: int = 1,
+    num_draft_tokens: int | None = None,
+    concurrency: int = 1,
+) -> BenchRow:
+    """The row of one setting from the speeds of its rounds (tokens per second, all streams together) and of the
+    baseline's same rounds. tau: its accept length. num_draft_tokens None: a chain. num_steps 0: the baseline itself."""
+    plain = num_steps == BASELINE
+    draft_tokens = chain_draft_tokens(num_steps) if num_draft_tokens is None else num_draft_tokens
+    tok_s, base_tok_s = median(speeds), median(base_speeds)
+    ratios = [s / b for s, b in zip(speeds, base_speeds, strict=True)]
+    shape = f"chain {num_steps}" if topk == 1 else f"tree {num_steps} x {topk}, {draft_tokens} tokens"
     return BenchRow(
-        setting="baseline" if setting == BASELINE else f"chain {setting}",
-        num_steps=setting,
-        topk=0 if setting == BASELINE else 1,
-        num_draft_tokens=0 if setting == BASELINE else chain_draft_tokens(setting),
-        concurrency=1,
+        setting="baseline" if plain else shape,
+        num_steps=num_steps,
+        topk=0 if plain else topk,
+        num_draft_tokens=0 if plain else draft_tokens,
+        concurrency=concurrency,
         tok_s=tok_s,
         tok_s_low=min(speeds),
         tok_s_high=max(speeds),
         accept_length=tau,
-        cycle_ms=cycle_ms(tau or 1.0, tok_s),
+        cycle_ms=concurrency * cycle_ms(tau or 1.0, tok_s),
         break_even=None if tau is None else break_even(tau, tok_s, base_tok_s),
         speedup=tok_s / base_tok_s,
         speedup_low=min(ratios),
         speedup_high=max(ratios),
-        prompts=len({run.id for run in mine}),
+        prompts=prompts,
         rounds=len(speeds),
-        tokens=sum(run.tokens for run in mine),
-        differing=sum(d.num_steps == setting for d in differences),
+        tokens=tokens,
+        differing=differing,
     )
 
 

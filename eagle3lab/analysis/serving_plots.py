@@ -155,6 +155,9 @@ def scaling_curve(
     needed = None if target is None else fit.needed(target)
     low, high = fit.slope_interval
     note = f"Slope {fit.slope:+.2f} [{low:+.2f}, {high:+.2f}] per tenfold {unit}. "
+    if fit.left_out:
+        errors = ", ".join(f"{name} {error:.3f}" for name, error in fit.left_out.items())
+        note += f"Error at amounts left out: {errors}. "
     note += f"No prediction: {fit.refused}." if fit.refused else f"Prediction: {needed}." if needed else ""
     figure, axis = style.new_figure("Accept length against data", data, height=4.1, note=note)
     least, most = min(fit.amounts), max(fit.amounts)
@@ -162,7 +165,7 @@ def scaling_curve(
     inside, beyond = np.geomspace(least, most, 50), np.geomspace(most, shown, 50)
     grid = np.geomspace(least, shown, 120)
     axis.fill_between(grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit")
-    axis.plot(inside, fit.predict(inside), color=style.BLUE, label="fit, linear in log(data)")
+    axis.plot(inside, fit.predict(inside), color=style.BLUE, label=f"fit, {fit.law.name}")
     if shown > most:
         axis.plot(beyond, fit.predict(beyond), "--", color=style.BLUE, label="extrapolated")
     lengths = np.array([point.accept_length for point in points])
@@ -181,6 +184,9 @@ def scaling_curve(
     if target is not None:
         axis.axhline(target, color=style.VERMILLION, linestyle=":", label=f"{target_name}, {target:.2f}")
         _mark_needed(axis, needed, shown)
+    seen = [*spans.ravel(), *fit.predict(grid), *([] if target is None else [target])]
+    room = 0.15 * (max(seen) - min(seen)) or 0.1
+    axis.set_ylim(min(seen) - room, max(seen) + room)  # the band of few points may be wider than any figure
     axis.set_xscale("log")
     style.log_count_axis(axis.xaxis, least, shown)
     axis.set_xlim(least / 1.4, shown * 1.4)

@@ -84,7 +84,7 @@ def _fenced(pieces: Sequence[str]) -> list[bool]:
 
 
 def script(text: str) -> str:
-    """Script of a text's first letter by its Unicode name: Latin, Cyrillic, CJK (with kana and hangul) ... or "no letters"."""
+    """Script of a text's first letter by its Unicode name: Latin, Cyrillic, CJK (kana and hangul too), "no letters"."""
     letter = next((c for c in text if c.isalpha()), None)
     if letter is None:
         return "no letters"

@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from eagle3lab.data.spans import check_spans
 from eagle3lab.data.text import share
 from eagle3lab.data.token_rows import (
@@ -26,6 +24,7 @@ from eagle3lab.data.token_rows import (
     corpus_schema,
     joined,
     row_digest,
+    same_ids,
 )
 from eagle3lab.workbench.files import atomic_path
 
@@ -59,7 +58,7 @@ class Merge:
             prompt = prompts.get(done["id"])
             if prompt is None:
                 raise CorpusError(f"completion {done['id']!r} answers no prompt; prompts and answers differ in run")
-            if "prompt_ids" in done and not np.array_equal(done["prompt_ids"], prompt["prompt_ids"]):
+            if "prompt_ids" in done and not same_ids(done["prompt_ids"], prompt["prompt_ids"]):
                 raise CorpusError(f"completion {done['id']!r} was made from other prompt ids than its prompt has")
             self.counts["input"] += 1
             if done["id"] in answered:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from eagle3lab.data.adapters import ADAPTERS
@@ -57,8 +58,13 @@ def code_digest(function: Callable) -> str:
     try:
         return digest(inspect.getsource(function))
     except (OSError, TypeError):
-        code = function.__code__
-        return digest(repr((code.co_code, code.co_consts, code.co_names)))
+        return digest(repr(_code_parts(function.__code__)))
+
+
+def _code_parts(code: CodeType) -> list[Any]:
+    """What byte code does, without the addresses that the text of nested code objects holds."""
+    constants = [_code_parts(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    return [code.co_code, constants, code.co_names]
 
 
 @cache

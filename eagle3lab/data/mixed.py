@@ -18,7 +18,7 @@ def in_turn(by_set: Mapping[str, list], limit: int | None = None) -> list:
 def mixed_prompts(prepared: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
     """Held-out prompt rows of a prepared folder (sets, then benchmark suites), taken in turn, at most `limit`."""
     folder = Path(prepared)
-    rows = [row for one in sorted(folder.iterdir()) if one.is_dir() for row in read_prompts(one, "heldout")]
+    rows = [row for one in sorted(folder.glob("[!.]*/")) for row in read_prompts(one, "heldout")]
     by_set: dict[str, list] = {}
     for row in rows + read_jsonl(folder / "suites.jsonl"):
         by_set.setdefault(row["set"], []).append(row)

@@ -17,7 +17,7 @@ from typing import Any
 from eagle3lab.data.text import row_stem, share
 from eagle3lab.data.token_rows import batch_of, content_bytes, corpus_schema, rows_of
 
-_FLUSH_ROWS = 32
+_FLUSH_ROWS = 64
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Shuffled:
     seed: int
     folder: str | Path
     weights: Mapping[str, float] | None = None
-    buckets: int = 64
+    buckets: int = 32
     counts: Counter = field(default_factory=Counter)
     skipped: Counter = field(default_factory=Counter)
 
@@ -118,6 +118,21 @@ class Shuffled:
 
     def _rank(self, row_id: str) -> float:
         return share(self.seed, f"mixture:{row_id}")
+
+
+def parse_weights(texts: Iterable[str]) -> dict[str, float] | None:
+    """["glaive=1", "opencode=2.5"] -> {"glaive": 1.0, "opencode": 2.5}; None for none. ValueError names a bad one."""
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        try:
+            weight = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or name in weights:
+            raise ValueError(f"mixture {text!r} is not SET=WEIGHT with a number, each set once")
+        weights[name] = weight
+    return weights or None
 
 
 def quotas(counts: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:

@@ -24,10 +24,10 @@ from eagle3lab.data.filters import row_filter
 from eagle3lab.data.fingerprint import preparation_fingerprint
 from eagle3lab.data.limits import SETTINGS, Limits
 from eagle3lab.data.shape import Shaper
-from eagle3lab.data.sources import SetSpec, open_rows
+from eagle3lab.data.sources import SetSpec, open_rows, pinned
 from eagle3lab.data.suites import benchmark_texts
 from eagle3lab.data.summary import Tally
-from eagle3lab.data.text import digest, normalise, row_stem, script_of, share
+from eagle3lab.data.text import digest, row_stem, script_of, share
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
 __all__ = ["Limits", "prepare_set", "read_prompts", "read_tokenized", "split_of"]
@@ -65,6 +65,7 @@ def prepare_set(
     """
     limits.check(context_length)
     check_as_served(tokenizer)
+    spec = pinned(spec)
     blocked = benchmark_texts() if blocked is None else blocked
     fingerprint = preparation_fingerprint(spec, tokenizer, limits, context_length, end_ids, blocked)
     shaper = Shaper(spec, tokenizer, limits, context_length, end_ids)
@@ -149,8 +150,7 @@ class _Pass:
         """Keep the row if its place in the seeded order is within the limit; the row it pushes out is
         skipped."""
         shaped = self.shaper.shape(conversation)
-        asked = (normalise(m["content"]) for m in shaped.messages if m["role"] == "user")
-        if hit := next((text for text in asked if text in self.blocked), None):
+        if hit := next((text for text in shaped.asked if text in self.blocked), None):
             raise RowSkipped("benchmark", self.blocked[hit])
         known = digest(shaped.text)
         key = known[:16]
@@ -163,7 +163,7 @@ class _Pass:
         if not self.choice.would_keep(split, rank):
             raise RowSkipped("over_limit", split)
         head = {"id": f"{self.spec.name}-{key}", "set": self.spec.name, "split": split}
-        row: dict[str, Any] = {"script": script_of(shaped.asked)}
+        row: dict[str, Any] = {"script": script_of(shaped.asked[0])}
         if self.spec.kind == "prompts":
             row |= {"prompt": head | self.shaper.prompt(shaped), "answer": shaped.answer}
         else:

@@ -28,21 +28,17 @@ from eagle3lab.data.text import normalise, share
 
 @dataclass(frozen=True)
 class Shaped:
-    """A conversation cut to what is kept. `text`: normalised, what makes it the same as another; `answer`: the
-    message behind a prompt, where the data holds one."""
+    """A conversation cut to what is kept. `text`: what makes it the same as another, `asked`: the user's turns, both
+    normalised; `answer`: the message behind a prompt, where the data holds one."""
 
     conversation: Conversation
     text: str
+    asked: list[str]
     answer: dict[str, Any] | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         return self.conversation.messages
-
-    @property
-    def asked(self) -> str:
-        """What the user says first."""
-        return next(m["content"] for m in self.messages if m["role"] == "user")
 
 
 class Shaper:
@@ -73,10 +69,11 @@ class Shaper:
                 raise RowSkipped(reason, f"{len(text)} chars")
             end = self._end(conversation.id, messages)
             messages, answer = messages[:end], messages[end] if end < len(messages) else None
-        said = " ".join(normalise(m["content"]) for m in messages)
+        texts = [normalise(m["content"]) for m in messages]
+        asked = [text for text, m in zip(texts, messages, strict=True) if m["role"] == "user"]
         if conversation.tools:
-            said += " " + normalise(json.dumps(conversation.tools, sort_keys=True))
-        return Shaped(replace(conversation, messages=messages), said, answer)
+            texts.append(normalise(json.dumps(conversation.tools, sort_keys=True)))
+        return Shaped(replace(conversation, messages=messages), " ".join(texts), asked, answer)
 
     def _end(self, key: str, messages: list[dict[str, Any]]) -> int:
         """The number of messages that make the prompt: it ends with a user's turn or a tool's result."""

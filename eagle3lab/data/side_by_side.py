@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing import connection, get_context
 from pathlib import Path
@@ -22,6 +23,7 @@ from eagle3lab.data.chat import end_token_ids, load_tokenizer
 from eagle3lab.data.fingerprint import preparation_fingerprint
 from eagle3lab.data.limits import SetPlan
 from eagle3lab.data.prepare import OF_ANOTHER_SET, prepare_set, read_prompts, read_tokenized
+from eagle3lab.data.sources import pinned
 from eagle3lab.data.suites import ALWAYS_BLOCKED, benchmark_texts
 from eagle3lab.data.text import row_stem
 from eagle3lab.workbench.files import iter_jsonl, read_json, write_json_atomic
@@ -96,6 +98,7 @@ def prepare_sets(
     """
     for plan in plans:
         plan.limits.check(preparation.context_length)
+    plans = [replace(plan, spec=pinned(plan.spec)) for plan in plans]
     preparation.out_dir.mkdir(parents=True, exist_ok=True)
     remove_stale(preparation.out_dir)
     faults = _first_pass(plans, preparation, workers, on_progress)

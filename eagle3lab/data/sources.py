@@ -61,7 +61,7 @@ class SetSpec:
             return {"package": self.package, "version": pin.version, "sha256": pin.sha256,
                     "member": self.member, "licence": pin.licence}  # fmt: skip
         return {"hub": self.hub, "config": self.config, "split": self.split, "files": self.files,
-                "revision": self.revision or hub_revision(self.hub)}  # fmt: skip
+                "revision": self.revision}  # fmt: skip
 
 
 _CASE = [  # A1 to B8 of the case, in its order, with its sample counts
@@ -136,6 +136,13 @@ def open_rows(spec: SetSpec) -> Iterator[Rows]:
         yield HubRows(spec.hub, spec.config, spec.split, spec.files, spec.revision)
     else:
         raise RecordsError(f"set {spec.name!r} has no place; give one: {spec.name}:{spec.adapter}:PATH")
+
+
+def pinned(spec: SetSpec) -> SetSpec:
+    """The set with the revision that its hub rows have now, so that what is read is what is recorded."""
+    if spec.path or spec.package or spec.revision or not spec.hub:
+        return spec
+    return replace(spec, revision=hub_revision(spec.hub))
 
 
 def hub_revision(hub: str) -> str | None:

@@ -185,3 +185,10 @@ def target_config(folder: str | Path) -> dict[str, Any]:
     """config.json of a target as a dict (for the context length and layer counts, without loading the
     model)."""
     return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+
+
+def context_length(folder: str | Path) -> int | None:
+    """Longest context of a target in tokens, by its config or, for models that see too, its text config; None when
+    neither says it."""
+    config = target_config(folder)
+    return config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")

@@ -76,4 +76,11 @@ def joined(first: Sequence[int], second: Sequence[int]) -> Sequence[int]:
     """Two runs of ids one after the other: a list of lists, an array as soon as one of them is an array."""
     if isinstance(first, list) and isinstance(second, list):
         return [*first, *second]
-    return np.concatenate([np.asarray(first, dtype=np.int32), np.asarray(second, dtype=np.int32)])
+    return np.concatenate([first, second], dtype=np.int32, casting="same_kind")
+
+
+def same_ids(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two runs of ids, lists or arrays, are equal."""
+    if len(first) != len(second):
+        return False
+    return np.asarray(first, dtype=np.int32).tobytes() == np.asarray(second, dtype=np.int32).tobytes()

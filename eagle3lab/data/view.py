@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import escape
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
+from eagle3lab.data.prepare import read_prompts, read_tokenized
 from eagle3lab.data.spans import check_spans
 from eagle3lab.data.summary import quantiles
 
@@ -47,6 +50,25 @@ def sample_html(tokenizer: Any, input_ids: list[int], loss_spans: list[list[int]
         f"<p>{legend} {trained_tokens} of {len(input_ids)} tokens are trained</p>"
         f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(parts)}</div></div>'
     )
+
+
+def first_samples(prepared: str | Path, names: Iterable[str]) -> list[dict[str, Any]]:
+    """The first row with an answer of each prepared set, in the shape of a corpus row: a sample of the target's own, or
+    a prompt with the data's answer. Sets whose answers are still to be written have none."""
+    found = []
+    for name in names:
+        rows = chain(read_tokenized(Path(prepared) / name), map(_with_reference, read_prompts(Path(prepared) / name)))
+        found += islice(filter(None, rows), 1)
+    return found
+
+
+def _with_reference(prompt: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not prompt.get("reference_ids"):
+        return None
+    ids = [*prompt["prompt_ids"], *prompt["reference_ids"]]
+    row = {"id": f"{prompt['id']}-reference", "set": prompt["set"], "split": prompt["split"], "origin": "reference"}
+    finish = "length" if prompt["reference_cut"] else "stop"
+    return row | {"input_ids": ids, "loss_spans": [[prompt["n_prompt"], len(ids)]], "finish_reason": finish}
 
 
 def samples_html(tokenizer: Any, rows: Iterable[Mapping[str, Any]], max_tokens: int = 300) -> str:

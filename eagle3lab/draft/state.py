@@ -94,7 +94,7 @@ def load_state(folder: Path, draft, optimizers, identity: dict) -> tuple[int, di
 
 
 def save_best(folder: Path, draft, step: int, accept_length: float, write: bool = True) -> None:
-    """Writes `folder/best-000123`, then removes the one before: there is always a whole one. `write`: see `save_state`."""
+    """Writes `folder/best-000123`, then removes the one before: there is always one. `write`: see `save_state`."""
     weights = {name: whole(p, write) for name, p in draft.named_parameters()}
     if not write:
         return

@@ -36,8 +36,8 @@ class TrainJob:
 
     target: local folder of the target. features: the feature store. vocab_map: its vocabulary map. folder: where the
     checkpoints go. sizes: fields of DraftConfig that shall differ from the target's. row_ids: train on these rows only.
-    heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes split
-    weights and moments among them. device: "cpu" or "cuda". The other fields are those of `Trainer.run`.
+    heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes
+    split weights and moments. device: "cpu" or "cuda". The other fields are those of `Trainer.run`.
     """
 
     target: str

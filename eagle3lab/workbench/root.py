@@ -23,7 +23,8 @@ def from_root(path: str | Path) -> Path:
     """`path` as an absolute path; a relative one counts from the repository root, not from the caller's
     cwd.
     """
-    return (repository_root() / Path(path).expanduser()).resolve()
+    # links are kept: an environment's python is a link, and what it links to is not in the environment
+    return Path(os.path.abspath(repository_root() / Path(path).expanduser()))
 
 
 def show_path(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Figures of the diagnosis: they draw what they were given, readably; and the token view is right, escaped and whole."""
+"""Figures of the diagnosis draw what they were given, readably; the token view is right, escaped and whole."""
 
 import itertools
 from html.parser import HTMLParser

@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from eagle3lab.analysis import plots, serving_plots, style
 from eagle3lab.analysis.accept import PromptCycles, cycle_acceptance, histogram, position_acceptance
 from eagle3lab.analysis.bench import BenchRow, break_even, cycle_ms
+from eagle3lab.analysis.breakeven import fit_cycle_cost
 from eagle3lab.analysis.scaling import ScalingPoint, fit_scaling
 
 matplotlib.use("agg")
@@ -65,7 +66,7 @@ def metrics(n, positions):
     )
 
 
-def scaling(slope, target):
+def scaling(slope, target, amounts=(2e4, 5e4, 1.3e5, 3.2e5)):
     random = np.random.default_rng(1)
     points = [
         ScalingPoint(
@@ -77,7 +78,7 @@ def scaling(slope, target):
                 for i in range(40)
             ],
         )
-        for amount in (2e4, 8e4, 3.2e5)
+        for amount in amounts
     ]
     return serving_plots.scaling_curve(points, fit_scaling(points), DATA, target=target)
 
@@ -109,6 +110,9 @@ def figures():
         "scaling": scaling(0.28, 1.65),
         "flat scaling": scaling(0.0, 1.65),
         "far scaling": scaling(0.2, 2.3),
+        "three points": scaling(0.28, 1.65, (2e4, 8e4, 3.2e5)),
+        "two laws": scaling(0.2, 1.5, (2e4, 4e4, 8e4, 1.6e5, 3.2e5, 6.4e5)),
+        "what if": serving_plots.what_if_chart(fit_cycle_cost(ROWS), ROWS, [1, 3, 7, 15], DATA),
         "long data": serving_plots.serving_bars(ROWS, f"{DATA}; {DATA}"),
     }
 

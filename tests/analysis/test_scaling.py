@@ -1,9 +1,12 @@
 """Fits on points whose answer is known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from eagle3lab.analysis.accept import PromptCycles
+from eagle3lab.analysis.laws import LOG_LINEAR, SATURATING
 from eagle3lab.analysis.scaling import ScalingPoint, fit_scaling
 
 
@@ -91,6 +94,116 @@ def test_prompts_must_be_the_same():
         ScalingPoint(0, [])
 
 
+def line(amount):
+    """0.3 a decade, for ever."""
+    return 1.2 + 0.3 * np.log10(amount / 1e3)
+
+
+def saturating(amount):
+    """1.2 with a thousand rows, never above 2.4."""
+    return 2.4 - 1.2 * (amount / 1e3) ** -0.4
+
+
+FIVE, SIX_TWO_SEEDS = (1e3, 3e3, 1e4, 3e4, 1e5), (1e3, 2e3, 4e3, 8e3, 1.6e4, 3.2e4) * 2
+
+
+def experiments(truth, amounts, n=60, spread=0.03):
+    """n experiments with the luck of training and of prompts: fits of points about `truth`."""
+    for seed in range(n):
+        random = np.random.default_rng(seed)
+        points = []
+        for amount in amounts:
+            mean = truth(amount) - 1 + random.normal(0, spread)
+            rows = [PromptCycles(f"p{i}", random.poisson(mean, 30)) for i in range(20)]
+            points.append(ScalingPoint(amount, rows))
+        yield fit_scaling(points, draws=200)
+
+
+@pytest.mark.parametrize("truth", [line, saturating])
+@pytest.mark.parametrize("amounts", [FIVE, SIX_TWO_SEEDS])
+def test_the_band_holds_the_truth_as_often_as_it_says(truth, amounts):
+    """60 experiments, within the data and ten times beyond: a 95 % band misses more than 8 with a chance of 1 in 500.
+
+    So do the ranges needed for the truth's value at five times the data.
+    """
+    most = max(amounts)
+    where = np.array([min(amounts), most, 10 * most])
+    held, ranges = np.zeros(3), 0
+    for fit in experiments(truth, amounts):
+        low, high = fit.band(where)
+        held += (low <= truth(where)) & (truth(where) <= high)
+        needed = fit.needed(float(truth(5 * most)))
+        ranges += needed.amount is None or (needed.low <= 5 * most and (needed.high or np.inf) >= 5 * most)
+    assert (held >= 52).all()
+    assert ranges >= 52
+
+
+def test_a_band_of_three_points_is_students():
+    """One degree of freedom: 12.7 standard errors to each side, not 1.96."""
+    fit = fit_scaling([exact_point(1e3, 12), exact_point(1e4, 18), exact_point(1e5, 18)], draws=20000)
+    standard_error = np.sqrt(0.06) / np.sqrt(2)  # scatter / sqrt(sum of squares of -1, 0, 1)
+    low, high = fit.slope_interval
+    assert (high - low) / 2 == pytest.approx(12.71 * standard_error, rel=0.1)
+    assert fit.refused
+
+
+def test_the_law_that_foretells_left_out_amounts_is_taken():
+    def chosen(truth):
+        return [fit.law.name for fit in experiments(truth, SIX_TWO_SEEDS, n=10, spread=0.01)]
+
+    assert chosen(saturating).count(SATURATING) >= 9
+    assert chosen(line).count(LOG_LINEAR) >= 6
+    straight = fit_scaling([exact_point(10.0**k, 10 + 2 * k) for k in range(1, 6)])
+    assert straight.law.name == LOG_LINEAR and straight.left_out[LOG_LINEAR] == pytest.approx(0, abs=1e-9)
+    assert fit_scaling([exact_point(1e3, 12), exact_point(1e4, 15), exact_point(1e5, 18)]).left_out == {}
+
+
+def test_a_saturating_curve_by_hand():
+    # 2.0 - 10^(-0.3 (x - 1)) / 2 at x = 1 .. 7: bend 0.3, ceiling 2
+    values = {x: 2.0 - 0.5 * 10 ** (-0.3 * (x - 1)) for x in range(1, 8)}
+    points = []
+    for x, value in values.items():
+        drafts = round((value - 1) * 10000)
+        accepted = [1] * drafts + [0] * (10000 - drafts)
+        points.append(ScalingPoint(10.0**x, [PromptCycles(f"p{i}", accepted) for i in range(3)]))
+    fit = fit_scaling(points, draws=200)
+    assert (fit.law.name, float(fit.law.bend[0])) == (SATURATING, 0.3)
+    assert float(fit.law.ceiling[0]) == pytest.approx(2.0, abs=1e-3)
+    assert fit.predict(1e8) == pytest.approx(2.0 - 0.5 * 10**-2.1, abs=1e-3)
+    assert np.log10(fit.needed(1.5 + 0.475).amount) == pytest.approx(1 + np.log10(20) / 0.3, abs=0.05)
+    reason = "out of reach of the fitted curve, which saturates at 2.00; no plausible curve reaches it"
+    assert fit.needed(2.2).reason == reason
+
+
+def test_acceptance_of_a_position_is_fitted_as_well():
+    # of ten chains 2, 4, 6 accept the first draft; half of these the second
+    def point(amount, first):
+        accepted = [2] * (first // 2) + [1] * (first - first // 2) + [0] * (10 - first)
+        return ScalingPoint(amount, [PromptCycles(f"p{i}", accepted) for i in range(4)])
+
+    points = [point(1e3, 2), point(1e4, 4), point(1e5, 6)]
+    assert fit_scaling(points, position=1).values == pytest.approx((0.2, 0.4, 0.6))
+    assert fit_scaling(points, position=1).slope == pytest.approx(0.2)
+    assert fit_scaling(points, position=2).values == pytest.approx((0.5, 0.5, 0.5))
+    assert fit_scaling(points, position=2).refused
+    with pytest.raises(ValueError, match="no verification to measure position 4"):
+        fit_scaling(points, position=4)
+    with pytest.raises(ValueError, match="count from 1"):
+        fit_scaling(points, position=0)
+
+
+def test_rows_until_speculation_pays_are_a_range():
+    fit = fit_scaling([exact_point(1e3, 12), exact_point(1e4, 15), exact_point(1e5, 18)])
+    # accept length 1.8 at speed-up 1.8 / 2.1 = 0.857 (0.82 to 0.9 over the rounds): break-even 2.1 (2.0 to 2.2)
+    row = SimpleNamespace(accept_length=1.8, break_even=2.1, speedup_low=1.8 / 2.2, speedup_high=1.8 / 2.0)
+    needed = fit.needed_to_pay(row)
+    assert (needed.low, needed.amount, needed.high) == pytest.approx(
+        (10 ** (5 + 2 / 3), 1e6, 10 ** (5 + 4 / 3)), rel=1e-6
+    )
+    with pytest.raises(ValueError, match="not within its range"):
+        fit.needed_between(2.0, 1.9, 2.2)
+
+
 def test_interval_holds_the_true_slope_about_as_often_as_it_says():
     """40 experiments, true slope 0.3: more than 6 misses of a 95 % interval have a chance below 1 in 100."""
     held = 0
@@ -101,11 +214,9 @@ def test_interval_holds_the_true_slope_about_as_often_as_it_says():
 
 
 def test_needed_interval_surrounds_the_estimate_and_may_be_open():
-    fit = fit_scaling(noisy_points([1e3, 1e4, 1e5], 0.3, spread=0.05, seed=4))
+    fit = fit_scaling(noisy_points(FIVE, 0.3, spread=0.05, seed=4))
     assert not fit.refused
     needed = fit.needed(2.3)
     assert needed.low < needed.amount
     assert needed.high is None or needed.high > needed.amount
-    assert (
-        fit_scaling(noisy_points([1e3, 1e4, 1e5], 0.3, spread=0.05, seed=4)).needed(2.3) == needed
-    )  # same seed
+    assert fit_scaling(noisy_points(FIVE, 0.3, spread=0.05, seed=4)).needed(2.3) == needed  # same seed

@@ -30,7 +30,7 @@ STAGES = [
 ]  # fmt: skip
 FIGURES = {
     "data_prep": {"prompt_lengths"},
-    "inference": {"answer_lengths"},
+    "inference": {"answer_lengths", "answers"},
     "training": {"training_curves"},
     "diagnostics": {"acceptance_by_position", "accept_histogram"},
     "serving": {"serving_speed", "break_even"},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eagle3lab.data.assemble import assemble_corpus, completions_of, prepared_prompts
 from eagle3lab.data.corpus import CorpusError, corpus_summary, merge, read_corpus, write_corpus
-from eagle3lab.data.mixing import Shuffled, WithoutRepeats, quotas
+from eagle3lab.data.mixing import Shuffled, WithoutRepeats, parse_weights, quotas
 from eagle3lab.data.text import row_stem
 from eagle3lab.data.token_lines import parse_id_lists, read_token_lines
 from eagle3lab.data.token_rows import batch_of, rows_of
@@ -160,6 +160,14 @@ def test_impossible_weights_are_refused(weights, message):
         quotas({"a": 3, "b": 4}, weights)
 
 
+def test_weights_are_written_as_pairs():
+    assert parse_weights(["a=1", " b = 2.5"]) == {"a": 1.0, "b": 2.5}
+    assert parse_weights([]) is None
+    for bad in (["a"], ["a=x"], ["a=1", "a=2"]):
+        with pytest.raises(ValueError, match="SET=WEIGHT"):
+            parse_weights(bad)
+
+
 @pytest.fixture
 def prepared(tmp_path):
     """A prepared folder of two sets of prompts, a suite and a native set, and completions."""
@@ -239,14 +247,14 @@ def test_memory_holds_a_bucket_of_rows_not_the_corpus(tmp_path):
     random = np.random.default_rng(0)
 
     def rows():
-        for n in range(4000):
-            yield _row("a", n, input_ids=random.integers(0, 1000, 1000).astype(np.int32))  # 16 MB together
+        for n in range(10_000):
+            yield _row("a", n, input_ids=random.integers(0, 1000, 1000).astype(np.int32))  # 40 MB together
 
     list(Shuffled([_row("a", 1)], 0, tmp_path))  # imports
     tracemalloc.start()
-    for _ in Shuffled(rows(), 0, tmp_path, buckets=64):
+    for _ in Shuffled(rows(), 0, tmp_path):
         pass
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # 64 buckets of 32 waiting rows of 4 kB; read back, one bucket is 250 kB
-    assert peak < 64 * 32 * 4000 * 1.5
+    # 32 buckets of at most 64 waiting rows of 4 kB; read back, one bucket is 1.3 MB
+    assert peak < 32 * 64 * 4000 * 1.5

@@ -11,6 +11,7 @@ import pytest
 
 from eagle3lab.data import side_by_side
 from eagle3lab.data.adapters import ADAPTERS
+from eagle3lab.data.fingerprint import code_digest
 from eagle3lab.data.limits import Limits, plan_sets
 from eagle3lab.data.prepare import prepare_set, read_prompts
 from eagle3lab.data.side_by_side import ORDER, Preparation, PreparationError, kept_keys, prepare_sets, remove_stale
@@ -142,6 +143,17 @@ def test_adapters_of_the_notebook_work_in_its_own_process(plans, tmp_path, glass
     own = plan_sets([f"own:mine:{plans[0].spec.path}"], LIMITS)
     prepare_sets([*own, *plans[2:]], Preparation(glass_folder, tmp_path / "out"), workers=2)
     assert "own" in counted
+
+
+def test_an_adapter_is_known_by_what_it_does_even_where_it_has_no_source():
+    def typed(text):
+        names = {}
+        exec(text, names)  # as at a prompt
+        return code_digest(names["adapt"])
+
+    first = typed("adapt = lambda row, name: [(lambda x: x + row)(1) for _ in name]")
+    assert first == typed("adapt = lambda row, name: [(lambda x: x + row)(1) for _ in name]")
+    assert first != typed("adapt = lambda row, name: [(lambda x: x + row)(2) for _ in name]")
 
 
 def test_impossible_limits_are_refused_before_anything_is_read(plans, tmp_path, glass_folder):

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from eagle3lab.data import sources
 from eagle3lab.data.filters import parse_columns, parse_where, row_filter
+from eagle3lab.data.limits import Limits
+from eagle3lab.data.prepare import prepare_set
 from eagle3lab.data.records import RecordsError
-from eagle3lab.data.sources import SETS, SetSpec, open_rows, set_spec
+from eagle3lab.data.sources import SETS, SetSpec, open_rows, pinned, set_spec
 
 ROWS = [
     {"prompt": "What is rice?", "n": 1},
@@ -132,7 +134,16 @@ def test_a_hub_set_is_streamed_with_its_configuration_split_and_files(hub):
         ("owner/copy", {"split": "train", "streaming": True,
                         "data_files": "ShareGPT_V3_unfiltered_cleaned_split.json"}),
     ]  # fmt: skip
-    assert SETS["glaive"].origin()["revision"] == "abc123"
+
+
+def test_what_is_read_of_the_hub_is_the_revision_that_is_recorded(hub, tmp_path, glass):
+    spec = set_spec("mine:prompts:hub:owner/name")
+    summary = prepare_set(spec, glass, tmp_path, Limits(min_chars=1), blocked={})
+    assert summary["origin"] == {
+        "hub": "owner/name", "config": None, "split": "train", "files": None, "revision": "abc123"
+    }  # fmt: skip
+    assert hub[0][1]["revision"] == "abc123"
+    assert pinned(SETS["sharegpt"]) == SETS["sharegpt"]  # its rows are in a package
 
 
 def test_what_the_hub_cannot_give_is_told(hub, monkeypatch):

@@ -12,6 +12,7 @@ from eagle3lab.data.targets import (
     TargetError,
     check_files,
     check_weights,
+    context_length,
     damage,
     resolve_target,
     target_config,
@@ -209,3 +210,13 @@ def test_smollm2_answers_and_knows_its_template():
     assert "Paris" in tokenizer.decode(out)
     whole, spans = render_conversation(tokenizer, [*question, {"role": "assistant", "content": "Paris."}])
     assert tokenizer.decode(whole[slice(*spans[0])]) == "Paris.<|im_end|>"
+
+
+def test_the_context_length_is_found_in_the_text_config_too(tmp_path, glass_folder):
+    assert context_length(glass_folder) == 128
+    for config, length in [
+        ({"text_config": {"max_position_embeddings": 262_144}}, 262_144),
+        ({"model_type": "x"}, None),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert context_length(tmp_path) == length

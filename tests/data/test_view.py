@@ -1,3 +1,4 @@
+import json
 import re
 from html import unescape
 
@@ -6,7 +7,7 @@ import pytest
 from eagle3lab.data.answers import render_conversation
 from eagle3lab.data.chat import render_text
 from eagle3lab.data.spans import MaskError
-from eagle3lab.data.view import mask_statistics, sample_html, samples_html, segments
+from eagle3lab.data.view import first_samples, mask_statistics, sample_html, samples_html, segments
 
 MESSAGES = [
     {"role": "user", "content": "<script>alert('x')</script> & ünï 日本"},
@@ -79,3 +80,23 @@ def test_masks_in_numbers():
     assert (found["t"]["trained_share"], found["t"]["open_end"]) == (0.25, 0)
     with pytest.raises(MaskError, match="d: the loss mask is all zero"):
         mask_statistics([rows[0] | {"id": "d", "loss_spans": []}])
+
+
+def test_the_first_sample_of_each_set_is_its_own_or_the_datas_answer(tmp_path):
+    prompt = {"id": "a-1", "set": "a", "split": "train", "prompt_ids": [1, 2], "n_prompt": 2}
+    native = {"id": "n-1", "set": "n", "split": "train", "input_ids": [1, 2], "loss_spans": [[1, 2]]}
+    for name, prompts, tokenized in [
+        ("a", [prompt, prompt | {"id": "a-2", "reference_ids": [3, 4], "reference_cut": True}], None),
+        ("b", [prompt], None),
+        ("n", [], [native]),
+    ]:
+        (tmp_path / name).mkdir()
+        for file, rows in (("prompts.jsonl", prompts), ("tokenized.jsonl", tokenized)):
+            if rows is not None:
+                (tmp_path / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reference, own = first_samples(tmp_path, ["a", "b", "n"])
+    assert reference == {
+        "id": "a-2-reference", "set": "a", "split": "train", "origin": "reference", "input_ids": [1, 2, 3, 4],
+        "loss_spans": [[2, 4]], "finish_reason": "length",
+    }  # fmt: skip
+    assert own == native

@@ -113,10 +113,10 @@ def test_one_process_of_the_command_is_the_training_itself(job, tmp_path):
     assert [row["step"] for row in rows] == sorted({*range(2, trainer.total_steps, 2), trainer.total_steps})
 
 
-# Muon works in bfloat16: where a gradient's last bit flips its rounding, the update changes by one part in 256
+# Muon's products are in bfloat16, and directions that the gradient lacks are filled with their rounding error
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-@pytest.mark.parametrize("optimizer, tolerance", [("adamw", 1e-4), ("muon", 2e-2)])
+@pytest.mark.parametrize("optimizer, tolerance", [("adamw", 1e-4), ("muon", 5e-2)])
 def test_two_processes_equal_one(job, tmp_path, sharded, optimizer, tolerance):
     """Sums over processes, or FSDP2; either way the checkpoint is one that a single process continues."""
     recipe = dataclasses.replace(RECIPE, optimizer=optimizer)

@@ -33,9 +33,9 @@ STORY = (
 
 def prompts(folder: Path, count: int, longest: int = 60) -> list[list[int]]:
     """Prompts of 2 to `longest` tokens, cut from the story at different places."""
-    ids = AutoTokenizer.from_pretrained(folder)(STORY, add_special_tokens=False)["input_ids"]
-    lengths = [2 + (i * 17) % (longest - 1) for i in range(count)]
-    return [ids[start : start + n] for i, n in enumerate(lengths) if (start := (i * 11) % (len(ids) - longest)) >= 0]
+    ids = AutoTokenizer.from_pretrained(folder)(STORY, add_special_tokens=False, verbose=False)["input_ids"]
+    places = [((i * 11) % (len(ids) - longest), 2 + (i * 17) % (longest - 1)) for i in range(count)]
+    return [ids[start : start + length] for start, length in places]
 
 
 def greedy_answers(engine: EmbeddedEngine, rows: list[list[int]], max_tokens: int) -> list[dict]:
@@ -52,7 +52,7 @@ def train_draft(folder: Path, out: Path, rows: list[list[int]], max_tokens: int,
     engine = EmbeddedEngine(folder, aux_layers=AUX_LAYERS, end_ids=())
     features = {row.id: row for row in capture_answers(engine, greedy_answers(engine, rows, max_tokens), 1024)}
     weights = read_target_weights(folder)
-    vocab = VocabMap(torch.arange(0, engine.target.vocab_size), engine.target.vocab_size)
+    vocab = VocabMap(torch.arange(engine.target.vocab_size), engine.target.vocab_size)
     draft = new_draft(folder, AUX_LAYERS, vocab, weights, seed=0)
     recipe = Recipe(ttt_steps=4, epochs=epochs, batch_tokens=512, compute_dtype="float32")
     lengths = {key: len(row.input_ids_T) for key, row in features.items()}

@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from eagle3lab.data.targets import resolve_target
+from eagle3lab.engines.base import Request
 from eagle3lab.engines.embedded import EmbeddedEngine
 from tests.engines.conformance import Case, Conformance
 from tests.engines.story import AUX_LAYERS, prompts, train_draft
@@ -31,4 +32,7 @@ def case(tmp_path_factory):
 
 
 class TestEmbedded(Conformance):
-    pass
+    def test_a_drafter_of_other_layers_is_refused(self, case):
+        engine = EmbeddedEngine(case.capturing.target.folder, aux_layers=[0, 1, 2])
+        with pytest.raises(ValueError, match=r"aux_layers \[1, 2, 3\].*\[0, 1, 2\]"):
+            engine.speculate(case.draft, [Request("a", [3], 4)], 3)

@@ -197,6 +197,7 @@ def test_an_answer_cut_short_by_the_servers_context_is_not_taken_for_whole():
         (Status(204), "status 204"),
         ({"meta_info": {"finish_reason": {"type": "length"}}}, "no output_ids.*too old"),
         ({"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}}}, "no output_ids"),
+        ({"output_ids": [], "meta_info": {"finish_reason": {"type": "stop", "matched": 2}}}, "no output_ids"),
         ({"output_ids": ["5"], "meta_info": {"finish_reason": {"type": "length"}}}, "no output_ids"),
         ({"output_ids": [5, 5, 5], "meta_info": {}}, "without a finish_reason"),
         ({"output_ids": [5, 5, 5], "meta_info": {"finish_reason": 7}}, "not understood"),
@@ -206,7 +207,7 @@ def test_an_answer_cut_short_by_the_servers_context_is_not_taken_for_whole():
 )
 def test_an_answer_that_is_none_is_told_with_the_row(reply, what):
     with pytest.raises(BadAnswer, match=f"'r0'.*{what}") as caught:
-        ask(lambda body, attempt: reply)
+        ask(lambda body, attempt: reply, end_ids={END})
     assert caught.value.row_id == "r0"
 
 

@@ -198,6 +198,14 @@ def test_track_tells_done_total_rate_and_closes_its_source(lab, monkeypatch):
     assert (last["done"], last["total"], last["unit"]) == (3, 3, "rows")
 
 
+def test_a_better_estimate_of_the_time_left_is_shown_as_it_is_given(lab):
+    run = open_run("data_prep", dict(PREP))
+    for given in (77.5, None):
+        run.progress(10, 100, "rows", "830 tok/s", seconds_left=given)
+        run.progress(100, 100, "rows", seconds_left=given)  # the last one is always written
+        assert json.loads((run.folder / "progress.json").read_text())["seconds_left"] == given
+
+
 def test_a_busy_folder_is_refused_and_a_dead_writer_is_not_believed(lab):
     run = open_run("data_prep", dict(PREP))
     record = read_record(run.folder)

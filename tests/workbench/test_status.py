@@ -29,16 +29,21 @@ def test_status_from_records_alone(lab):
     made = prepare()
     open_run("inference", dict(INFER))
     report = status("runs")
-    assert [(row["stage"], row["run"], row["files"]) for row in report.done] == [
-        ("01_data_prep", made.id, "ok")
-    ]
+    assert [(row["stage"], row["run"], row["files"]) for row in report.done] == [("01_data_prep", made.id, "ok")]
     assert [row["stage"] for row in report.running] == ["02_inference"]
-    assert report.next[0]["command"] == "python -m eagle3lab run tiny --from inference"
+    assert report.next == [
+        {
+            "profile": "tiny",
+            "stage": "03_extraction",
+            "command": "python -m eagle3lab run tiny --from extraction",
+            "when": "after 02_inference",
+        }
+    ]
     assert report.numbers == [{"profile": "tiny", "stage": "01_data_prep", "result": "2 words (top 1)"}]
     assert report.key_files[0]["path"] == f"runs/{made.id}/prompts.txt"
     text = report.to_markdown()
     assert "## Done" in text and f"| tiny | 01_data_prep | {made.id}" in text
-    assert status("nowhere").to_markdown().count("nothing") == 6
+    assert status("nowhere").to_markdown().count("nothing") == 7
 
 
 def test_headlines_are_kept_in_order_and_once(lab):

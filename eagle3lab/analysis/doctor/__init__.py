@@ -1,10 +1,12 @@
-"""The doctor: named checks, each a row with what was found, what was expected, a verdict and the way to mend
-it.
+"""The doctor: named checks, each a row with what was found, what was expected, a verdict and the way to mend it.
 
 A check takes plain values, paths or parsed records and never raises for a bad artefact: the fault is its row.
+`run_doctor` makes the whole round; `catalogue.py` lists the failures it knows.
 """
 
+from eagle3lab.analysis.doctor.catalogue import CATALOGUE, causes_excluded, causes_shown
 from eagle3lab.analysis.doctor.draft import check_contexts, check_draft_vocabulary
+from eagle3lab.analysis.doctor.examine import Subject, run_doctor
 from eagle3lab.analysis.doctor.machine import (
     available_memory,
     check_cores,
@@ -20,7 +22,7 @@ from eagle3lab.analysis.doctor.machine import (
     processes,
     usable_cores,
 )
-from eagle3lab.analysis.doctor.report import Check, faults, verdict_counts
+from eagle3lab.analysis.doctor.report import Check, as_json, as_text, exit_code, faults, verdict_counts
 from eagle3lab.analysis.doctor.target import (
     check_aux_layers,
     check_chat_template,
@@ -31,8 +33,14 @@ from eagle3lab.analysis.doctor.target import (
 )
 
 __all__ = [
+    "CATALOGUE",
     "Check",
+    "Subject",
+    "as_json",
+    "as_text",
     "available_memory",
+    "causes_excluded",
+    "causes_shown",
     "check_aux_layers",
     "check_chat_template",
     "check_contexts",
@@ -50,9 +58,11 @@ __all__ = [
     "check_python",
     "check_target",
     "check_versions",
+    "exit_code",
     "faults",
     "free_disk",
     "processes",
+    "run_doctor",
     "usable_cores",
     "verdict_counts",
 ]

@@ -10,20 +10,18 @@ from eagle3lab.analysis.doctor.report import Check, judged
 GOOD_COVERAGE = 0.95  # below this the missing tokens alone end a noticeable share of the chains
 
 
-def check_draft_vocabulary(draft_vocab_size: int, counts_V) -> Check:
+def check_draft_vocabulary(draft_vocab_size: int, counts_V, seen: int | None = None) -> Check:
     """Draft vocabulary against how often each target id occurs in the answers to train on (counts_V, int
     [V]).
 
-    More draft ids than distinct ids seen means rows that are never trained. Coverage is the share of the
-    answers'
-    tokens that the `draft_vocab_size` most frequent ids make up; every other token ends a chain.
+    More draft ids than distinct ids seen means rows that are never trained; `seen` is how many there are when more than
+    the answers is trained. Coverage is the share of the answers' tokens that the `draft_vocab_size` most frequent ids
+    make up; every other token ends a chain.
     """
     counts_V = np.asarray(counts_V)
-    name, total, distinct = "draft vocabulary", int(counts_V.sum()), int((counts_V > 0).sum())
+    name, total, distinct = "draft vocabulary", int(counts_V.sum()), seen or int((counts_V > 0).sum())
     if total == 0:
-        return Check(
-            name, "no answer tokens counted", "ids seen", "not checked", "run the stages before it first"
-        )
+        return Check(name, "no answer tokens counted", "ids seen", "not checked", "run the stages before it first")
     coverage = float(np.sort(counts_V)[::-1][:draft_vocab_size].sum()) / total
     found = f"{draft_vocab_size:,} ids, coverage {coverage:.1%}"
     if draft_vocab_size > distinct:

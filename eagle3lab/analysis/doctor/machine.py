@@ -34,9 +34,7 @@ def check_python(pyproject: Path, version: str | None = None) -> Check:
     try:
         requires = tomllib.loads(Path(pyproject).read_text(encoding="utf-8"))["project"]["requires-python"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        return Check(
-            "python", version, f"requires-python of {pyproject}", "not checked", f"unreadable: {error!r}"
-        )
+        return Check("python", version, f"requires-python of {pyproject}", "not checked", f"unreadable: {error!r}")
     verdict = "ok" if SpecifierSet(requires).contains(version, prereleases=True) else "fault"
     return judged("python", version, requires, verdict, "make a new environment with a Python in this range")
 
@@ -55,10 +53,7 @@ def check_versions(
         remedy = "run from a full checkout of the repository"
         return [Check("versions", "no lock file", lock.name, "not checked", remedy)]
     pins = read_pins(lock.read_text(encoding="utf-8"))
-    return [
-        _version_row(package, pins.get(canonicalize_name(package)), installed, lock.name)
-        for package in packages
-    ]
+    return [_version_row(package, pins.get(canonicalize_name(package)), installed, lock.name) for package in packages]
 
 
 def read_pins(text: str) -> dict[str, str]:
@@ -119,9 +114,7 @@ def check_memory(available: int, needed: int) -> Check:
 
 def check_disk(free: int, needed: int) -> Check:
     """Free disk (bytes) against the size of everything the run will write."""
-    return _resource(
-        "disk", free, needed, "free some space, lower the number of samples, or set runs_dir elsewhere"
-    )
+    return _resource("disk", free, needed, "free some space, lower the number of samples, or set runs_dir elsewhere")
 
 
 def _resource(name, free, needed, remedy) -> Check:
@@ -133,9 +126,7 @@ def check_hours(estimated: float, limit: float) -> Check:
     """Estimated hours of all stages against the time the user allows."""
     verdict = "ok" if estimated <= TIGHT * limit else "warning" if estimated <= limit else "fault"
     remedy = "lower the number of samples or passes, or raise the limit"
-    return judged(
-        "time", f"{human_hours(estimated)} estimated", f"at most {human_hours(limit)}", verdict, remedy
-    )
+    return judged("time", f"{human_hours(estimated)} estimated", f"at most {human_hours(limit)}", verdict, remedy)
 
 
 # ---- kernel and processes ----------------------------------------------------------------------------------

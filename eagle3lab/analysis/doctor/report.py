@@ -1,11 +1,16 @@
-"""The row every check gives, and what a list of rows says together."""
+"""The row every check gives, what a list of rows says together, and how it is written down."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
+
+from eagle3lab.engines.sglang.findings import Finding
 
 Verdict = Literal["ok", "warning", "fault", "not checked"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "warning", "fault", "not checked")
+WORST_FIRST: tuple[Verdict, ...] = ("fault", "warning", "not checked", "ok")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,23 @@ def judged(check: str, found: str, expected: str, verdict: Verdict, remedy: str)
     return Check(check, found, expected, verdict, "" if verdict == "ok" else remedy)
 
 
+def from_findings(check: str, findings: Iterable[Finding], found: str, expected: str) -> list[Check]:
+    """A row for each finding of a guard, or one ok row that says what was `found`."""
+    rows = [Check(check, finding.text, expected, finding.level, finding.remedy) for finding in findings]
+    return rows or [Check(check, found, expected, "ok")]
+
+
+def guarded(check: str, expected: str, remedy: str, rows: Callable[[], Check | Sequence[Check]]) -> list[Check]:
+    """The rows of a check, or one fault row with the words of the error that it ran into: an artefact that breaks a
+    check must not hide what the others find."""
+    try:
+        found = rows()
+    except Exception as error:  # a damaged file fails in many ways, and each is this check's finding
+        told = isinstance(error, ValueError | OSError) and str(error).strip()
+        return [Check(check, str(error).strip() if told else repr(error), expected, "fault", remedy)]
+    return [found] if isinstance(found, Check) else list(found)
+
+
 def faults(rows: Iterable[Check]) -> list[Check]:
     """The rows that must be mended before work starts."""
     return [row for row in rows if row.verdict == "fault"]
@@ -39,3 +61,30 @@ def verdict_counts(rows: Iterable[Check]) -> dict[str, int]:
     """How many rows of each verdict."""
     rows = list(rows)
     return {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
+
+
+def exit_code(rows: Iterable[Check]) -> int:
+    """For scripts: 1 when there is a fault, else 0."""
+    return 1 if faults(rows) else 0
+
+
+def as_json(rows: Iterable[Check]) -> str:
+    """{"verdicts": counts, "checks": [rows]} as JSON text."""
+    rows = list(rows)
+    content = {"verdicts": verdict_counts(rows), "checks": [asdict(row) for row in rows]}
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def as_text(rows: Iterable[Check], width: int = 100) -> str:
+    """A table for a terminal: the rows to be mended first and in full, those that are ok in one line each."""
+    rows = sorted(rows, key=lambda row: WORST_FIRST.index(row.verdict))
+    lines = []
+    for row in rows:
+        mark = f"{row.verdict.upper() if row.verdict == 'fault' else row.verdict:<12}{row.check}: "
+        if row.verdict == "ok":
+            lines.append(mark + textwrap.shorten(row.found, max(width - len(mark), 20), placeholder=" ..."))
+            continue
+        for head, text in ((mark, row.found), (" " * 12 + "expected: ", row.expected), (" " * 12 + "-> ", row.remedy)):
+            lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * 14) or [head]
+    counts = verdict_counts(rows)
+    return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])

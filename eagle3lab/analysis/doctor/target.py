@@ -16,9 +16,7 @@ INDEX = "model.safetensors.index.json"
 FETCH_AGAIN = "remove the folder and let the target be fetched again"
 
 
-def check_target(
-    folder: Path, aux_layers: Sequence[int] | None = None, max_bytes: int = 40 * 2**30
-) -> list[Check]:
+def check_target(folder: Path, aux_layers: Sequence[int] | None = None, max_bytes: int = 40 * 2**30) -> list[Check]:
     """All checks of a target folder. Without whole files the rest is not looked at."""
     files = check_files(folder)
     if files.verdict == "fault":
@@ -104,9 +102,7 @@ def check_finite(folder: Path, max_bytes: int = 40 * 2**30) -> Check:
                 if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
                     bad.append(f"{key} in {shard.name}")
     found = f"not finite: {', '.join(bad[:3])}" + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-    return judged(
-        name, found if bad else f"{count} tensors finite", expected, "fault" if bad else "ok", FETCH_AGAIN
-    )
+    return judged(name, found if bad else f"{count} tensors finite", expected, "fault" if bad else "ok", FETCH_AGAIN)
 
 
 def check_aux_layers(folder: Path, aux_layers: Sequence[int] | None = None) -> Check:

@@ -11,6 +11,7 @@ from eagle3lab.engines.base import Completion, Request
 from eagle3lab.engines.sglang.client import Client
 
 HEALTH_S = 10.0
+NO_LIMIT_S = 7 * 24 * 3600.0  # the dispatcher ends what takes longer than its partition allows
 
 
 class Backend(Protocol):
@@ -35,19 +36,12 @@ class ServerBackend:
     `end_ids` as `Client`; `concurrency` is the most requests at a time (the largest of the partitions).
     """
 
-    def __init__(
-        self,
-        url: str,
-        end_ids: Collection[int],
-        concurrency: int,
-        timeout_s: float = 7200.0,
-        api_key: str | None = None,
-    ):
+    def __init__(self, url: str, end_ids: Collection[int], concurrency: int, api_key: str | None = None):
         self.name = url
-        self._client = Client(url, end_ids, concurrency, retries=0, timeout_s=timeout_s, api_key=api_key)
+        self._options = {"end_ids": end_ids, "concurrency": concurrency, "api_key": api_key}
 
     async def __aenter__(self) -> ServerBackend:
-        await self._client.__aenter__()
+        self._client = await Client(self.name, retries=0, timeout_s=NO_LIMIT_S, **self._options).__aenter__()
         return self
 
     async def __aexit__(self, *failure) -> None:

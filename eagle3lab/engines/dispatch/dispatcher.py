@@ -168,10 +168,12 @@ class Dispatcher:
         refused = isinstance(error, RequestRefused)
         if isinstance(error, ContextError):
             self._set_aside(server, row, "context", reason)
-        elif not refused and (not await self._pool.is_there(server) or isinstance(error, ServerGone)):
+        elif not refused and not await self._pool.is_there(server):
             self._lost(server, row, reason)
         elif not self._pool.is_bad(server, refused):
             self._put_back(server, row, self._policy.longest_probe_s)  # others go first
+        elif isinstance(error, ServerGone):
+            self._lost(server, row, reason)
         elif refused and (row.refused or len(self._pool.servers) == 1):
             self._set_aside(server, row, "refused", reason)
         elif refused:

@@ -38,8 +38,7 @@ class Journal:
     set_aside  id -> kind of those set aside by then and not finished since
 
     A partial last line (its writer was cut off) is dropped on opening. Raises JournalError for other settings, a row
-    that is there twice, and a journal that another process writes; ValueError with file and line for a broken line
-    before the last.
+    that is there twice, a broken line before the last, and a journal that another process writes.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
@@ -51,7 +50,7 @@ class Journal:
         try:
             self._settle_settings(dict(settings))
             self.done = self._read_done()
-            rows = iter_jsonl(self._aside.path, partial="repair")
+            rows = _whole_rows(self._aside.path)
             self.set_aside = {row["id"]: row["kind"] for row in rows if row["id"] not in self.done}
         except BaseException:
             self.close()
@@ -97,15 +96,9 @@ class Journal:
         self._completed.close()
         self._aside.close()
 
-    def set_aside_rows(self) -> list[dict[str, Any]]:
-        """The rows that are set aside now: the last line of each that was not finished since."""
-        done = set(self._read_done())
-        last = {row["id"]: row for row in iter_jsonl(self._aside.path)}
-        return [row for key, row in last.items() if key not in done]
-
     def _read_done(self) -> dict[str, tuple[int, str]]:
         done: dict[str, tuple[int, str]] = {}
-        for number, row in enumerate(iter_jsonl(self.completions, partial="repair"), 1):
+        for number, row in enumerate(_whole_rows(self.completions), 1):
             if row["id"] in done:
                 raise JournalError(
                     f"{self.completions}, line {number}: row {row['id']!r} is there twice; it was edited, or two files "
@@ -166,6 +159,25 @@ class _Appended:
             self._handle = -1
 
 
+def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from iter_jsonl(path, partial="repair")
+    except ValueError as error:
+        raise JournalError(
+            f"{error}. A power cut may leave this behind: cut the file before that line; rows that stood behind it are "
+            "asked for again"
+        ) from error
+
+
 def read_answers(folder: str | Path) -> Iterator[dict[str, Any]]:
     """The finished rows of a journal, one in memory at a time; a partial last line (a writer at work) is left out."""
     return iter_jsonl(Path(folder) / COMPLETIONS, partial="skip")
+
+
+def read_set_aside(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows that are set aside: the last line of each that was not finished since."""
+    last = {row["id"]: row for row in iter_jsonl(Path(folder) / SET_ASIDE, partial="skip")}
+    if last:
+        for row in read_answers(folder):
+            last.pop(row["id"], None)
+    return list(last.values())

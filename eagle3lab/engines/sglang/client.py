@@ -111,7 +111,7 @@ class Client:
             raise _TryAgain(ServerGone(what, self.url, request.id)) from error
         finish = wire.finish_of(raw, request.id)
         self._raise_abort(request, finish)
-        if not ignore_ends and wire.stopped_by_own_end(raw, finish, self.end_ids):
+        if not ignore_ends and wire.stopped_by_own_end(request, raw, finish, self.end_ids):
             return None
         seconds = time.perf_counter() - started
         try:

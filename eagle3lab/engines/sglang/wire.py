@@ -74,9 +74,10 @@ def refusal(request: Request, status: int, text: str, url: str) -> RequestRefuse
     return kind(f"row {request.id!r}: {url} refuses it ({status}): {text.strip()[:1000]}", url, request.id)
 
 
-def stopped_by_own_end(answer: dict, finish: Finish, end_ids: Collection[int]) -> bool:
+def stopped_by_own_end(request: Request, answer: dict, finish: Finish, end_ids: Collection[int]) -> bool:
     """Whether the server stopped at an end token of its own that is none of `end_ids`."""
-    return finish.type == "stop" and finish.matched != _NAN_MARK and _output_ids(answer, "")[-1] not in end_ids
+    stopped = finish.type == "stop" and finish.matched != _NAN_MARK
+    return stopped and _output_ids(answer, request.id)[-1] not in end_ids
 
 
 def read_answer(

@@ -215,6 +215,16 @@ def test_without_a_server_it_gives_up_past_the_deadline_and_keeps_everything(tmp
     assert not set(after.asked) & set(kept)
 
 
+def test_a_server_that_is_there_but_drops_every_connection_takes_no_row_with_it(tmp_path):
+    works = [work(300)]
+    server = FakeServer(trouble=lambda row, n: ServerGone("connection reset"))
+    with pytest.raises(GaveUp, match="connection reset"):
+        run(works, [server], tmp_path, policy=patient(bad_in_a_row=10, deadline_s=0.2))
+    assert aside(tmp_path) == {}
+    run(works, [FakeServer()], tmp_path)
+    assert answers(tmp_path) == expected(works)
+
+
 def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path):
     server = FakeServer()
     server.up = False

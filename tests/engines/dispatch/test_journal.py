@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle3lab.engines.base import Completion
 from eagle3lab.engines.dispatch import journal as module
-from eagle3lab.engines.dispatch.journal import Journal, JournalError, read_answers
+from eagle3lab.engines.dispatch.journal import Journal, JournalError, read_answers, read_set_aside
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {"target": "t", "temperature": 0.0}
@@ -41,7 +41,8 @@ def test_what_was_settled_is_known_when_it_is_opened_again(tmp_path):
     with Journal(tmp_path, SETTINGS) as journal:
         assert journal.done == {"a": (5, "length"), "d": (2, "stop")}
         assert journal.set_aside == {"b": "refused", "c": "timeout"}
-        assert [(row["id"], row["reason"]) for row in journal.set_aside_rows()] == [("b", "400"), ("c", "again")]
+    assert [(row["id"], row["reason"]) for row in read_set_aside(tmp_path)] == [("b", "400"), ("c", "again")]
+    assert read_set_aside(tmp_path / "nothing") == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,6 +80,19 @@ def test_a_row_that_is_there_twice_is_named(tmp_path):
         Journal(tmp_path, SETTINGS)
     with pytest.raises(JournalError):  # and it is not held locked by the one that failed
         Journal(tmp_path, SETTINGS)
+
+
+def test_a_broken_line_is_named_with_the_way_out(tmp_path):
+    with Journal(tmp_path, SETTINGS) as journal:
+        journal.add("set", completion("a"), "s")
+    path = tmp_path / "completions.jsonl"
+    with open(path, "ab") as file:
+        file.write(bytes(50) + b"\n")
+    with pytest.raises(JournalError, match=r"completions.jsonl, line 2: not JSON.*cut the file before that line"):
+        Journal(tmp_path, SETTINGS)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with Journal(tmp_path, SETTINGS) as journal:
+        assert list(journal.done) == ["a"]
 
 
 def test_other_settings_are_refused_and_new_ones_added(tmp_path):

@@ -1,0 +1,100 @@
+"""The doctor as a command: `python -m eagle3lab.analysis.doctor.command --target FOLDER --draft FOLDER ...`.
+
+Exit code 0: nothing to mend. 1: a fault was found. 2: the command itself was refused.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3lab.analysis.doctor.examine import Subject, run_doctor
+from eagle3lab.analysis.doctor.report import as_json, as_text, exit_code
+from eagle3lab.data.targets import TargetError, resolve_target
+from eagle3lab.draft.engine_support import SERVER
+from eagle3lab.engines.sglang.spec import ServerSpec, SpecError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m eagle3lab doctor", description="Check what lies between you and speed."
+    )
+    made.add_argument("--target", help="folder or hub name of the target")
+    for name, words in (
+        ("prepared", "prepared folder of 01_data_prep"),
+        ("corpus", "corpus.parquet of 02_inference"),
+        ("features", "feature store of 03_extraction"),
+        ("vocab-map", "vocab_map.safetensors of 03_extraction"),
+        ("draft", "anybody's drafter folder"),
+        ("benchmark", "benchmark.json of 06_serving"),
+    ):
+        made.add_argument(f"--{name}", type=Path, help=words)
+    made.add_argument("--server", metavar="URL", help="a running SGLang server")
+    made.add_argument("--aux-layers", type=int, nargs="+", help="hs indices that are meant")
+    made.add_argument(
+        "--launch", action="store_true", help="also check a server of this target and draft before it starts"
+    )
+    made.add_argument("--num-steps", type=int, default=3)
+    made.add_argument("--topk", type=int, default=1)
+    made.add_argument("--num-draft-tokens", type=int)
+    made.add_argument("--max-running-requests", type=int)
+    made.add_argument("--context-length", type=int)
+    made.add_argument("--algorithm", help="what the server will be started with; EAGLE3 when left out")
+    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    made.add_argument("--release", default=SERVER.partition("==")[2], help="the SGLang release that serves")
+    made.add_argument("--sample", type=int, default=64, help="rows looked at")
+    made.add_argument("--trust-remote-code", action="store_true", help="run the code in the target's folder")
+    made.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the doctor; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        target = resolve_target(options.target) if options.target else None
+        rows = run_doctor(
+            Subject(
+                target=target,
+                aux_layers=options.aux_layers,
+                prepared=options.prepared,
+                corpus=options.corpus,
+                features=options.features,
+                vocab_map=options.vocab_map,
+                draft=options.draft,
+                spec=_spec(options, target),
+                release=options.release,
+                server=options.server,
+                benchmark=options.benchmark,
+                trust_remote_code=options.trust_remote_code,
+                sample=options.sample,
+            )
+        )
+    except (TargetError, SpecError) as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 2
+    print(as_json(rows) if options.json else as_text(rows))
+    return exit_code(rows)
+
+
+def _spec(options: argparse.Namespace, target: Path | None) -> ServerSpec | None:
+    if not options.launch:
+        return None
+    if target is None:
+        raise SpecError("--launch needs --target")
+    return ServerSpec(
+        str(target),
+        draft=str(options.draft) if options.draft else None,
+        algorithm=options.algorithm,
+        num_steps=options.num_steps,
+        topk=options.topk,
+        num_draft_tokens=options.num_draft_tokens,
+        device=options.device,
+        max_running_requests=options.max_running_requests,
+        context_length=options.context_length,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

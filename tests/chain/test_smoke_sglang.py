@@ -1,0 +1,61 @@
+"""The notebooks with `engine: sglang`: real servers on the CPU give what the embedded engine gives."""
+
+import json
+
+import pytest
+import torch
+
+from eagle3lab.features.store import FeatureStore
+from eagle3lab.workbench.runner import run_chain
+
+pytestmark = [pytest.mark.notebooks, pytest.mark.sglang]
+STAGES = ["data_prep", "inference", "extraction", "training", "serving"]
+
+
+@pytest.fixture(scope="module")
+def sglang_runs(tmp_path_factory):
+    runs_dir = tmp_path_factory.mktemp("smoke_sglang") / "runs"
+    results = run_chain("smoke_sglang", stages=STAGES, overrides={"runs_dir": str(runs_dir)})
+    return {result.stage: result.folder for result in results}
+
+
+def answers(folder):
+    rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+    return {row["id"]: (row["output_ids"], row["finish_reason"]) for row in rows}
+
+
+def test_every_stage_ended_ok_and_left_no_server(sglang_runs):
+    assert list(sglang_runs) == STAGES
+    for folder in sglang_runs.values():
+        record = json.loads((folder / "run.json").read_text())
+        assert record["state"] == "ok", record["error"]
+    from eagle3lab.analysis.doctor.machine import check_leftover_servers
+
+    assert {check.verdict for check in check_leftover_servers()} == {"ok"}
+
+
+def test_the_servers_answers_are_those_of_the_embedded_engine(smoke_chain, sglang_runs):
+    ours, theirs = answers(smoke_chain.folder("inference")), answers(sglang_runs["inference"])
+    assert len(ours) == 76
+    assert theirs == ours
+
+
+def test_the_captured_states_are_those_of_the_embedded_engine(smoke_chain, sglang_runs):
+    ours = FeatureStore(smoke_chain.folder("extraction") / "features")
+    theirs = FeatureStore(sglang_runs["extraction"] / "features")
+    assert set(theirs.ids) == set(ours.ids)
+    for row_id in ours.ids:
+        a, b = ours.row(row_id), theirs.row(row_id)
+        assert torch.equal(a.input_ids_T, b.input_ids_T) and torch.equal(a.last_slots, b.last_slots)
+        for mine, other in ((a.aux_TAH, b.aux_TAH), (a.last_MH, b.last_MH)):
+            # both were rounded to bfloat16 from float32: they differ by a rounding step at most, and seldom
+            error = (mine.float() - other.float()).norm() / mine.float().norm()
+            assert error < 1e-3, row_id
+
+
+def test_speculation_on_the_servers_is_lossless_and_accepts_drafts(sglang_runs):
+    results = json.loads((sglang_runs["serving"] / "results.json").read_text())
+    assert results["differing_answers"] == 0
+    lengths = {row["num_steps"]: row["accept_length"] for row in results["rows"]}
+    assert set(lengths) == {0, 1, 3} and lengths[0] is None
+    assert 1.2 < lengths[1] <= 2.0 and lengths[1] < lengths[3] <= 4.0
