@@ -196,7 +196,8 @@ def compare(
 
 
 def _ranked(draft, rows, served, num_steps, candidates, facts, excluded, as_it_is) -> list[Cause]:
-    proven = [Cause(cause, cause, None, why, REMEDIES[cause]) for cause, why in facts.items()]
+    named = {suspect.cause: suspect.name for suspect in reversed(list(candidates))}  # the first of each cause
+    proven = [Cause(cause, named.get(cause, cause), None, why, REMEDIES[cause]) for cause, why in facts.items()]
     tried = []
     for suspect in candidates:
         if suspect.cause in excluded or suspect.cause in facts or not len(served):

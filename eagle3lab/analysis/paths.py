@@ -1,6 +1,6 @@
 """The same states and the same logits by different ways: engine against server, training code against decoding.
 
-Shapes: T tokens, A aux layers, L layers of the target, H hidden, K draft steps, N slots with a chain, W draft vocabulary.
+Shapes: T tokens, A aux layers, L target layers, H hidden, K draft steps, N slots with a chain, W draft vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,8 +47,8 @@ def state_errors(left: Iterable, right: Iterable, aux_layers: Sequence[int]) -> 
 
 
 def nearest_layers(states_TAH: torch.Tensor, all_TLH: torch.Tensor) -> list[tuple[int, float]]:
-    """For every captured layer the hs index (0..L-1 of `all_TLH`) it is nearest to, with the relative error there: where
-    a layer is off by one, it says which one was taken."""
+    """For every captured layer the hs index (0..L-1 of `all_TLH`) it is nearest to, with the relative error there:
+    where a layer is off by one, it says which one was taken."""
     found = []
     for a in range(states_TAH.shape[1]):
         own_TH = states_TAH[:, a].float()
@@ -77,7 +77,7 @@ def training_logits(draft, row, num_steps: int) -> tuple[torch.Tensor, torch.Ten
 
 @torch.no_grad()
 def decoding_logits(draft, row, slots: Sequence[int], num_steps: int) -> torch.Tensor:
-    """Logits [K, N, W] of the decoding code: slot after slot through a key/value cache, chains along the true tokens."""
+    """Logits [K, N, W] of the decoding code: slot after slot through a key/value cache, along the true tokens."""
     ids_T, T = row.input_ids_T, len(row.input_ids_T)
     cache, f_TH = draft.new_cache(T + num_steps), draft.fuse(row.aux_TAH)
     known, chains = 0, []

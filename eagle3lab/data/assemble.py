@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3lab.data.corpus import merge, write_corpus
-from eagle3lab.data.mixing import Shuffled, WithoutRepeats
+from eagle3lab.data.mixing import Shuffled, WithoutRepeats, parse_weights
 from eagle3lab.data.token_lines import read_token_lines
+
+__all__ = ["assemble_corpus", "completions_of", "parse_weights", "prepared_prompts", "prepared_samples"]
 
 
 def prepared_prompts(prepared: str | Path) -> Iterator[dict[str, Any]]:

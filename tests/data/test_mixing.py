@@ -11,7 +11,7 @@ from eagle3lab.data.assemble import assemble_corpus, completions_of, prepared_pr
 from eagle3lab.data.corpus import CorpusError, corpus_summary, merge, read_corpus, write_corpus
 from eagle3lab.data.mixing import Shuffled, WithoutRepeats, parse_weights, quotas
 from eagle3lab.data.text import row_stem
-from eagle3lab.data.token_lines import parse_id_lists, read_token_lines
+from eagle3lab.data.token_lines import parse_ids, read_token_lines
 from eagle3lab.data.token_rows import batch_of, rows_of
 
 
@@ -24,17 +24,16 @@ def _ids(rows):
     return [row["id"] for row in rows]
 
 
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=6), st.sampled_from([", ", ",", " ,\t"]))
-def test_lists_of_ids_are_read_as_json_reads_them(lists, separator):
-    texts = [separator.join(map(str, one)).encode() for one in lists]
-    assert [found.tolist() for found in parse_id_lists(texts)] == lists
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=6), st.sampled_from([", ", ",", " ,\t"]))
+def test_lists_of_ids_are_read_as_json_reads_them(ids, separator):
+    found = parse_ids(separator.join(map(str, ids)).encode())
+    assert found.tolist() == ids and found.dtype == np.int32
 
 
-@pytest.mark.parametrize("text", [b"1,,2", b"1 2", b"1,", b",", b"1.5", b"a", b"[1", b"99999999999", b"true", b"1e3"])
+@pytest.mark.parametrize("text", ["1,,2", "1 2", "1,", ",", "1.5", "a", "[1", "99999999999", "true", "1e3", "5, x, 5"])
 def test_what_is_no_list_of_ids_is_refused(text):
-    for texts in ([text], [b"1, 2", text], [text, b"3"]):
-        with pytest.raises((ValueError, OverflowError)):
-            parse_id_lists(texts)
+    with pytest.raises(ValueError):
+        parse_ids(text.encode())
 
 
 values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3),
@@ -61,8 +60,9 @@ def test_rows_are_read_as_json_reads_them_wherever_the_name_stands(tmp_path_fact
     [
         ('{"id": "a", "input_ids": [1]}\n{"id": "b", "inp', "line 2: partial last line"),
         ('{"id": "a", "input_ids": [1]}\n{"id": \n', "line 2: not a row"),
-        ('{"id": "a", "input_ids": [1, "x"]}\n', "lines 1 to 1: "),
-        ('{"id": "a", "input_ids": [1.5]}\n', "lines 1 to 1: "),
+        ('{"id": "a", "input_ids": [1, "x"]}\n', "line 1: not a row"),
+        ('{"id": "a", "input_ids": [1.5]}\n', "line 1: not a row"),
+        ('{"id": "a", "input_ids": [1], "x": {"input_ids": [2.5]}, "input_ids": [2.5]}\n', "line 1: not a row"),
         ("[1]\n", "line 1: not a row"),
     ],
 )

@@ -1,0 +1,34 @@
+"""Drafters beyond plain EAGLE-3 on a real server: it reads their flags and tensors as they were trained, or acceptance
+would differ from the embedded engine's, verification for verification."""
+
+import pytest
+
+from eagle3lab.draft.checkpoint import load_draft
+from eagle3lab.engines.base import Request
+from tests.engines.story import train_draft
+from tests.sglang.conftest import ANSWER, TRAINED_PROMPTS
+
+pytestmark = pytest.mark.sglang
+
+VARIANTS = {
+    "eagle-3.1 with other heads": {
+        "fc_norm": True, "norm_output": True, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+    },
+    "another width, an embedding of its own": {"hidden_size": 96, "intermediate_size": 200},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_served_as_in_the_embedded_engine(story, story_engine, story_embedded, story_prompts, tmp_path, variant):
+    trained = story_prompts[:TRAINED_PROMPTS]
+    folder = train_draft(story, tmp_path / "draft", trained, ANSWER, epochs=100, **VARIANTS[variant])
+    draft = load_draft(folder, story_embedded.embed_VH)
+    requests = [Request(f"r{i}", ids, ANSWER - i % 7) for i, ids in enumerate(story_prompts[:12])]
+    expected = {done.id: done for done in story_embedded.speculate(draft, requests, num_steps=3)}
+    served = {done.id: done for done in story_engine.speculate(folder, requests, num_steps=3, batch_size=6)}
+    assert {key: done.output_ids for key, done in served.items()} == {
+        k: done.output_ids for k, done in expected.items()
+    }
+    assert {key: done.accepted for key, done in served.items()} == {k: done.accepted for k, done in expected.items()}
+    accepted = [a for done in served.values() for a in done.accepted]
+    assert {0, 1, 2, 3} == set(accepted)  # every number of accepted drafts occurs, or this shows little
