@@ -19,7 +19,7 @@ import numpy as np
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, ratio_interval
 from eagle3lab.draft.batch import predicted_token
-from eagle3lab.draft.chain import first_slot
+from eagle3lab.draft.chain import first_slot, walk
 
 VOCABULARY, END = "draft vocabulary", "end of answer"
 
@@ -197,3 +197,15 @@ def _gains(v: Verifications, positions: Sequence[Position]) -> dict[str, float]:
 
 def _chain_length(conditionals: Sequence[float]) -> float:
     return 1 + float(np.cumprod(conditionals).sum())
+
+
+def best_possible(rows, num_steps: int, in_vocab_V) -> float:
+    """Accept length on these rows (`n_prompt`, `input_ids_T`) of a drafter that is right wherever a draft id exists:
+    less than num_steps + 1 by what vocabulary and ends take. ValueError where no row has a verification."""
+    in_vocab_V, committed, count = np.asarray(in_vocab_V, dtype=bool), 0, 0
+    for row in rows:
+        ids_T, T = np.asarray(row.input_ids_T), len(row.input_ids_T)
+        token_TK = predicted_token(np.arange(T)[:, None], np.arange(num_steps))
+        accepted = walk(in_vocab_V[ids_T[np.minimum(token_TK, T - 1)]], first_slot(row.n_prompt), T)
+        committed, count = committed + sum(accepted) + len(accepted), count + len(accepted)
+    return accept_length(committed, count)

@@ -43,20 +43,21 @@ class Simulation:
     positions: PositionAcceptance
 
 
-def heldout_answers(corpus: str | Path, limit: int | None = None) -> list[dict]:
-    """Held-out answers of the target, taken in turn from every set: {"id", "set", "prompt_ids", "output_ids"}.
+def heldout_answers(corpus: str | Path, limit: int | None = None, split: str = "heldout") -> list[dict]:
+    """Answers of the target in a split, taken in turn from every set: {"id", "set", "prompt_ids", "output_ids"}.
 
-    Answers of fewer than three tokens are left out: no draft can be accepted in them.
+    Of a conversation with several answers the last one is taken. Answers of fewer than three tokens are left out: no
+    draft can be accepted in them.
     """
     by_set: dict[str, list[dict]] = {}
-    for row in read_corpus(corpus, "heldout"):
-        ((start, end),) = row["loss_spans"]
+    for row in read_corpus(corpus, split):
+        start, end = row["loss_spans"][-1]
         if row["origin"] == "target" and end - start >= LEAST_ANSWER:
             answer = {
                 "id": row["id"],
                 "set": row["set"],
-                "prompt_ids": row["input_ids"][:start],
-                "output_ids": row["input_ids"][start:end],
+                "prompt_ids": list(row["input_ids"][:start]),
+                "output_ids": list(row["input_ids"][start:end]),
             }
             by_set.setdefault(row["set"], []).append(answer)
     return in_turn(by_set, limit)

@@ -29,7 +29,8 @@ class Evidence:
 
     heldout: of the drafter on held-out answers, with its interval. random: of a random drafter on the same. trained: of
     the drafter on answers it was trained on. overfit: of a drafter trained on a few answers until nothing improves, on
-    these answers. verifications, differing: simulated against served; cause: the likeliest cause of what differs.
+    these answers; overfit_most: the best possible there, with this vocabulary and these ends. verifications, differing:
+    simulated against served; cause: the likeliest cause of what differs.
     slope, slope_interval: accept length gained by ten times the data. wanted: accept length that would be enough.
     """
 
@@ -39,6 +40,7 @@ class Evidence:
     random: float | None = None
     trained: float | None = None
     overfit: float | None = None
+    overfit_most: float | None = None
     verifications: int | None = None
     differing: int | None = None
     cause: str = ""
@@ -48,7 +50,7 @@ class Evidence:
 
     def __post_init__(self):
         most = self.num_steps + 1
-        for name in ("heldout", "random", "trained", "overfit"):
+        for name in ("heldout", "random", "trained", "overfit", "overfit_most"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name}={value}: an accept length of a chain of {self.num_steps} lies in 1..{most}")
@@ -135,8 +137,8 @@ def _overfit(e: Evidence) -> Line:
     question = "can it learn a few answers by heart"
     if e.overfit is None:
         return Line(question, "not tried", "missing")
-    most = e.num_steps + 1
-    found = f"accept length {e.overfit:.2f}, {e.overfit / most:.0%} of the maximum {most}"
+    most = e.overfit_most or e.num_steps + 1
+    found = f"accept length {e.overfit:.2f}, {e.overfit / most:.0%} of the maximum {most:.2f}"
     return Line(question, found, "good" if e.overfit >= OVERFIT_SHARE * most else "bad")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from .closing import closing_text
@@ -22,6 +23,10 @@ _REFUSED = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 ok, 2 refused before a kernel started, others per state)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["doctor"] and arguments[1:2] and arguments[1].startswith("--"):
+        # artefacts and servers instead of a profile; by name, because it loads torch and lies on a floor above
+        return import_module("eagle3lab.analysis.doctor.command").main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
         return options.action(options)

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3lab.analysis.accept import PromptCycles
-from eagle3lab.analysis.attribution import END, VOCABULARY, Walked, attribute, verifications, walked
+from eagle3lab.analysis.attribution import (
+    END,
+    VOCABULARY,
+    Walked,
+    attribute,
+    best_possible,
+    verifications,
+    walked,
+)
 from eagle3lab.draft.chain import first_slot, walk
 
 V = 12
@@ -144,3 +152,18 @@ def test_rows_are_joined_with_their_cycles():
     joined = walked([short, row], [PromptCycles("a", (2, 0, 1, 1)), PromptCycles("b", ())])
     assert [one.id for one in joined] == ["a"]
     assert joined[0].accepted == (2, 0, 1, 1)
+
+
+def test_the_best_possible_by_hand():
+    # chains of 3: x3 x4 x5 and the bonus x6 (no draft id), then x7 x8 x9 and x10: 8 tokens in 2 verifications
+    assert best_possible([answer([2, 0, 1, 1])], 3, KNOWN) == 4.0
+    # without x4: x3 and the bonus x4; x5, then x6 has no draft id; x7 x8 x9 and x10: 8 tokens in 3
+    assert best_possible([answer([2, 0, 1, 1])], 3, KNOWN & (np.arange(V) != 4)) == 8 / 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows())
+def test_nothing_beats_the_best_possible_and_only_vocabulary_and_end_are_below_the_most(case):
+    steps, answers = case
+    whole = attribute(verifications(answers, steps, KNOWN))
+    assert whole.accept_length <= best_possible(answers, steps, KNOWN) + 1e-9 <= steps + 1 + 2e-9

@@ -19,6 +19,7 @@ TABLE = [
     ("cannot overfit", {"overfit": 2.5}, "bug in training", "by heart"),
     ("cannot overfit, at 89 %", {"overfit": 3.55}, "bug in training", ""),
     ("overfits at 90 %", {"overfit": 3.6}, "open", ""),
+    ("overfits as far as the vocabulary lets it", {"overfit": 2.8, "overfit_most": 3.0}, "open", ""),
     ("new answers as bad as random", {"heldout": 1.02, "heldout_interval": (1.0, 1.04)}, "bug in data", "no better"),
     ("as bad as random, overfit not tried", {"heldout": 1.02, "overfit": None}, "open", "learned nothing"),
     ("not surely better than random", {"heldout": 1.3, "heldout_interval": (0.99, 1.6)}, "bug in data", ""),
@@ -50,7 +51,7 @@ def test_the_evidence_is_shown_whatever_the_verdict():
     lines = judge(Evidence(num_steps=3, **SOUND)).lines
     assert [line.says for line in lines] == ["good", "good", "good", "missing", "missing"]
     assert lines[0].found == "0 of 1,000 verifications differ"
-    assert lines[1].found == "accept length 3.90, 98% of the maximum 4"
+    assert lines[1].found == "accept length 3.90, 98% of the maximum 4.00"
     assert lines[2].found == "1.80 against 1.00"
     assert [line.found for line in lines[3:]] == ["not measured", "not measured"]
 

@@ -1,0 +1,151 @@
+"""Drafters of other projects: their folders read into this network, or refused where it could not do what they do.
+
+    who                            tensors            ids of the aux layers
+    EAGLE, SpecForge, TorchSpec    midlayer.*         eagle_config, as SGLang reads them
+    ModelOpt                       layers.0.*         eagle_config, as SGLang reads them
+    speculators                    layers.0.*         top level, hs indices; sizes under transformer_layer_config
+
+All hold fc, norm, lm_head and d2t (offsets); an embedding is left alone where it is as wide as the target's.
+Shapes: V target vocabulary, W draft vocabulary, H draft hidden, G target hidden.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from eagle3lab.draft.aux_layers import check_aux_layers, layers_sglang_reads
+from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, CheckpointError
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.model import Eagle3Draft
+from eagle3lab.draft.vocab import VocabError, VocabMap
+from eagle3lab.workbench.files import read_json
+
+LLAMA_KIND = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+_RENAMED = (("model.", ""), ("layers.0.", "midlayer."), ("aux_norm_low", "fc_norm.0"), ("aux_norm_mid", "fc_norm.1"),
+            ("aux_norm_high", "fc_norm.2"))  # fmt: skip
+_NOT_USED = ("t2d", "rotary_emb.inv_freq")
+
+
+def import_draft(
+    folder: str | Path, target_folder: str | Path, embed_VH: torch.Tensor, aux_layers: list[int] | None = None
+) -> Eagle3Draft:
+    """The drafter of anybody's folder, float32, for the target in `target_folder` whose embedding is `embed_VH`.
+
+    aux_layers: hs indices; None: what its config says, see above. CheckpointError names what cannot be read, is missing
+    or is done otherwise there (several layers, latent attention, norm_before_residual, RoPE scaling).
+    """
+    folder = Path(folder)
+    config, tensors = _read(folder)
+    sizes = _sizes(config)
+    _refuse(folder, config, sizes)
+    target = read_json(Path(target_folder) / CONFIG)
+    text = target.get("text_config") or target
+    try:
+        ids_W = _target_ids(tensors.pop("d2t", None), len(tensors["lm_head.weight"]), embed_VH.shape[0])
+        layers = aux_layers or _layers(config, text["num_hidden_layers"], (target.get("architectures") or [""])[0])
+        wanted = _config(config, sizes, text, ids_W, check_aux_layers(layers, text["num_hidden_layers"]))
+        if wanted.owns_embedding:
+            embed_VH = tensors.pop(EMBEDDING)
+    except KeyError as error:
+        raise CheckpointError(f"{folder}: there is no {error}") from error
+    except (ValueError, VocabError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    tensors.pop(EMBEDDING, None)
+    draft = Eagle3Draft(wanted, embed_VH.float(), ids_W)
+    expected = {name: tuple(parameter.shape) for name, parameter in draft.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+        raise CheckpointError(
+            f"{folder}: missing {sorted(expected.keys() - found.keys())}, unknown "
+            f"{sorted(found.keys() - expected.keys())}, wrong shape {wrong}"
+        )
+    draft.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    return draft.eval()
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} has no *.safetensors (other formats are not read): convert the drafter")
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        config = read_json(folder / CONFIG)
+        for file in files:
+            tensors |= load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error})") from error
+    return config, {_own_name(name): t for name, t in tensors.items() if not name.endswith(_NOT_USED)}
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the layer; speculators leaves out what is transformers' default for a Llama."""
+    inner = config.get("transformer_layer_config")
+    return config if inner is None else LlamaConfig(**inner).to_dict()
+
+
+def _own_name(name: str) -> str:
+    for theirs, ours in _RENAMED:
+        name = ours + name[len(theirs) :] if name.startswith(theirs) else name
+    return name
+
+
+def _refuse(folder: Path, config: dict, sizes: dict) -> None:
+    architecture = (config.get("architectures") or ["none"])[0]
+    rope = {**(sizes.get("rope_scaling") or {}), **(sizes.get("rope_parameters") or {})}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    reasons = {
+        f"architecture {architecture} is not a Llama-type EAGLE-3 drafter": architecture not in LLAMA_KIND,
+        f"it has {sizes.get('num_hidden_layers')} layers": sizes.get("num_hidden_layers", 1) != 1,
+        "norm_before_residual is on": config.get("norm_before_residual"),
+        "norm_before_fc is on": (config.get("eagle_config") or {}).get("norm_before_fc")
+        or config.get("norm_before_fc"),
+        "its attention has biases": sizes.get("attention_bias"),
+        f"its RoPE is scaled ({kind})": kind != "default",
+        "it is quantised": config.get("quantization_config"),
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise CheckpointError(f"{folder}: {'; '.join(found)}: this network cannot do what it does")
+
+
+def _target_ids(d2t_W: torch.Tensor | None, rows: int, vocab_size: int) -> torch.Tensor:
+    if d2t_W is None:
+        if rows != vocab_size:
+            raise VocabError(f"no d2t, and lm_head has {rows} rows of {vocab_size} ids")
+        return torch.arange(vocab_size)
+    if d2t_W.numel() != rows:
+        raise VocabError(f"d2t has {d2t_W.numel()} entries, lm_head {rows} rows")
+    return VocabMap(d2t_W.to(torch.int64).flatten() + torch.arange(rows), vocab_size).target_ids_W
+
+
+def _layers(config: dict, num_layers: int, architecture: str) -> list[int]:
+    inside = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    top = config.get("eagle_aux_hidden_state_layer_ids")
+    if inside is None and top is not None:
+        return list(top)
+    return layers_sglang_reads(inside, num_layers, architecture)
+
+
+def _config(config: dict, sizes: dict, target: dict, ids_W: torch.Tensor, layers: list[int]) -> DraftConfig:
+    heads, parameters = sizes["num_attention_heads"], sizes.get("rope_parameters") or {}
+    return DraftConfig(
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_attention_heads=heads,
+        num_key_value_heads=sizes.get("num_key_value_heads") or heads,
+        head_dim=sizes.get("head_dim") or sizes["hidden_size"] // heads,
+        vocab_size=target["vocab_size"],
+        draft_vocab_size=len(ids_W),
+        target_hidden_size=config.get("target_hidden_size") or target["hidden_size"],
+        aux_layers=tuple(layers),
+        target_num_layers=target["num_hidden_layers"],
+        rms_norm_eps=float(sizes.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(sizes.get("rope_theta") or parameters.get("rope_theta") or 10000.0),
+        max_position_embeddings=sizes.get("max_position_embeddings", 4096),
+        fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
+        norm_output=bool(config.get("norm_output")),
+    )
