@@ -196,7 +196,8 @@ def test_weights_that_are_not_finite_or_not_of_the_config_are_named(folder):
 def test_smollm2_answers_and_knows_its_template():
     from transformers import AutoModelForCausalLM
 
-    from eagle3lab.data.chat import end_token_ids, load_tokenizer, render_conversation, render_prompt
+    from eagle3lab.data.answers import render_conversation
+    from eagle3lab.data.chat import end_token_ids, load_tokenizer, render_prompt
 
     folder = resolve_target("HuggingFaceTB/SmolLM2-135M-Instruct")
     tokenizer = load_tokenizer(folder)
