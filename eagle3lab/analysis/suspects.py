@@ -145,13 +145,8 @@ def _rounded(rows: Iterable) -> Iterator:
 
 
 def _map(ids_W: torch.Tensor):
-    @contextmanager
     def plant(draft):
-        kept, draft.target_ids_W = draft.target_ids_W, ids_W
-        try:
-            yield
-        finally:
-            draft.target_ids_W = kept
+        return _swapped(draft, "target_ids_W", ids_W)
 
     return plant
 
@@ -184,13 +179,19 @@ def _weight(name: str, value):
     return plant
 
 
-@contextmanager
 def _without_fc_norm(draft):
-    kept, draft.fc_norm = draft.fc_norm, None
+    return _swapped(draft, "fc_norm", None)
+
+
+@contextmanager
+def _swapped(draft, name: str, value):
+    """The drafter with another attribute for a while."""
+    kept = getattr(draft, name)
+    setattr(draft, name, value)
     try:
         yield
     finally:
-        draft.fc_norm = kept
+        setattr(draft, name, kept)
 
 
 @contextmanager
