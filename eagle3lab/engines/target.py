@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines import attention
 from eagle3lab.engines.base import NonFiniteError
+from eagle3lab.engines.few_rows import speed_up_few_rows
 from eagle3lab.engines.kv import KVCache
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,15 +37,14 @@ class TargetModel:
             self.folder, dtype=DTYPES[dtype], attn_implementation=attention.register(), local_files_only=True
         )
         self.model = model.to(self.device).eval().requires_grad_(False)
+        speed_up_few_rows(self.model)
         self.config = model.config
         self.num_layers = model.config.num_hidden_layers
         self.vocab_size = model.config.vocab_size
         self.max_context = model.config.max_position_embeddings
         kinds = {*(getattr(model.config, "layer_types", None) or ["full_attention"])}
         if kinds != {"full_attention"}:
-            raise ValueError(
-                f"{self.folder}: layer types {sorted(kinds)} are not served by the embedded engine"
-            )
+            raise ValueError(f"{self.folder}: layer types {sorted(kinds)} are not served by the embedded engine")
         self._chosen_layers = None if aux_layers is None else check_aux_layers(aux_layers, self.num_layers)
         self._check_against_own_forward(LOGIT_TOLERANCE[dtype])
 
