@@ -1,4 +1,4 @@
-"""Products of a few rows: the same values as torch.nn.Linear, whatever the shape, and only where they are meant to be."""
+"""Products of a few rows: the values of torch.nn.Linear, whatever the shape, and only where they are meant to be."""
 
 import pytest
 import torch
