@@ -46,12 +46,8 @@ test: env sglang-env lint ## the linter and every test
 test-fast: env ## the tests that need neither notebooks nor a server
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "$(FAST)"
 
-bench: env sglang-env ## speed as ratios against a baseline in the same run (half an hour, 3 GB of disk)
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.extraction
-	$(BIN)/python -m benchmarks.merge
-	$(BIN)/python -m benchmarks.dispatch
-	$(BIN)/python -m benchmarks.client
+bench: env sglang-env ## one table of ratios against baselines of the same run (after `make demo`; half an hour, 3 GB)
+	$(BIN)/python -m benchmarks
 
 lint: env ## ruff over code, tests and notebooks
 	$(BIN)/ruff check .

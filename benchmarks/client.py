@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from transformers import AutoTokenizer
 
+from benchmarks.results import Result, add_json_option, save
 from eagle3lab.data.targets import resolve_target
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.sglang.attach import attach
@@ -100,24 +101,29 @@ def main() -> None:
     parser.add_argument("--url", help="a running server of --target; without it a CPU server is started")
     parser.add_argument("--target", default="glassllm/en")
     parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=192)
+    parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--words", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=14)
+    add_json_option(parser)
     given = parser.parse_args()
     folder = resolve_target(given.target)
     limits = {"max_running_requests": given.concurrency, "max_total_tokens": 8192, "mem_fraction": 0.3}
     spec = ServerSpec(str(folder), dtype="float32", device="cpu", **limits)
     with TemporaryDirectory() as scratch, nullcontext(attach(given.url)) if given.url else SGLangServer(spec) as server:
-        ratios = []
+        speeds = []
         for number in range(given.rounds):
             lab, theirs = one_round(server.url, folder, Path(scratch) / "prompts.jsonl", number, given)
-            ratios.append(lab / theirs)
+            speeds.append((lab, theirs))
             print(
                 f"round {number + 1}: lab {lab:.0f} tok/s, bench_serving {theirs:.0f} tok/s, ratio {lab / theirs:.3f}"
             )
         setting = f"{given.target}, {given.prompts} prompts, {given.max_tokens} tokens, concurrency {given.concurrency}"
-        print(f"median ratio {median(ratios):.3f} ({setting})")
+        ratio = median(lab / theirs for lab, theirs in speeds)
+        print(f"median ratio {ratio:.3f} ({setting})")
+    lab, theirs = (median(column) for column in zip(*speeds, strict=True))
+    told = (f"{lab:,.0f} tok/s", f"{theirs:,.0f} tok/s, SGLang's bench_serving")
+    save(given.json, [Result("client", f"{setting}, median of {given.rounds} rounds", *told, ratio)])
 
 
 if __name__ == "__main__":

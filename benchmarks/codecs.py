@@ -18,10 +18,10 @@ from eagle3lab.analysis.heldout import LEAST_ANSWER, AnswerRow, simulate
 from eagle3lab.data.corpus import read_corpus
 from eagle3lab.data.targets import resolve_target
 from eagle3lab.draft.recipe import Recipe
-from eagle3lab.draft.target_weights import read_target_weights
-from eagle3lab.draft.train import Trainer, new_draft, trainable_lengths
+from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import build_vocab, count_tokens
 from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.sglang.model_files import read_target
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from eagle3lab.workbench.files import append_jsonl, read_jsonl
@@ -35,11 +35,11 @@ def every_token(row: dict) -> list[list[int]]:
     return [[1, len(row["input_ids"])]]
 
 
-def extract(folder: Path, dtype: str, rows: list[dict], spans_of, codecs, work: Path) -> None:
+def extract(folder: Path, dtype: str, rows: list[dict], spans_of, codecs, work: Path, aux_layers=None) -> None:
     """One store per codec, all from the same captured states."""
     if all((work / codec / "store.json").exists() for codec in codecs):
         return
-    engine = EmbeddedEngine(folder, dtype)
+    engine = EmbeddedEngine(folder, dtype, aux_layers)
     sizes = (engine.aux_layers, engine.config.hidden_size, 32768)
     fingerprint = {"rows": [row["id"] for row in rows]}
     head_VH = engine.lm_head_VH
@@ -63,14 +63,12 @@ def answer_rows(store: FeatureStore):
         yield AnswerRow(row.id, row.set, n_prompt, *tensors)
 
 
-def measure(folder: Path, store: FeatureStore, vocab, weights, recipe: Recipe, heldout, num_steps: int, state: Path):
-    """Accept length of a drafter trained on the store."""
-    draft = new_draft(folder, store.aux_layers, vocab, weights, recipe.seed)
-    lengths = trainable_lengths(store, "train", recipe)
-    trainer = Trainer(draft, lengths, store.row, weights.head_VH, recipe, state)
-    rows = list(trainer.run(checkpoint_every=100, log_every=50))
+def measure(job: TrainJob, heldout, num_steps: int) -> dict:
+    """Accept length of the drafter that a job trains."""
+    trainer = job.trainer()
+    rows = list(job.run(trainer))
     setting = AcceptSetting("simulated", num_steps, 1, num_steps + 1, 0.0, "answers not trained on")
-    summary = summarise(simulate(draft, heldout, num_steps).cycles, setting)
+    summary = summarise(simulate(trainer.draft, heldout, num_steps).cycles, setting)
     return {
         "accept_length": summary.accept_length,
         "verifications": summary.verifications,
@@ -133,10 +131,10 @@ def main() -> None:
     extract(folder, "bfloat16", train, every_token, arguments.codecs, arguments.work)
     extract(folder, "float32", others, lambda row: row["loss_spans"], ["float32"], arguments.work)
     heldout = list(answer_rows(FeatureStore(arguments.work / "float32")))
-    weights = read_target_weights(folder)
     ids = [torch.tensor(row["input_ids"]) for row in train]
     pairs = [(ids_T, spans_to_mask(every_token(row), len(ids_T))) for ids_T, row in zip(ids, train, strict=True)]
-    vocab = build_vocab(count_tokens(pairs, weights.head_VH.shape[0]), arguments.draft_vocab_size)
+    vocab_map = arguments.work / "vocab_map.safetensors"
+    build_vocab(count_tokens(pairs, read_target(folder).vocab_size), arguments.draft_vocab_size).save(vocab_map)
     path = arguments.work / "results.jsonl"
     done = {(row["codec"], row["seed"]) for row in read_jsonl(path, repair=True)}
     print(
@@ -154,8 +152,8 @@ def main() -> None:
                 batch_tokens=arguments.batch_tokens,
             )
             store = FeatureStore(arguments.work / codec)
-            state = arguments.work / f"state-{codec}-{seed}"
-            result = measure(folder, store, vocab, weights, recipe, heldout, arguments.ttt_steps, state)
+            paths = (folder, store.folder, vocab_map, arguments.work / f"state-{codec}-{seed}")
+            result = measure(TrainJob(*paths, recipe, log_every=50), heldout, arguments.ttt_steps)
             size = {"bytes_per_token": store.info["bytes"] / store.info["tokens"], "hidden_size": store.hidden_size}
             append_jsonl(path, {"codec": codec, "seed": seed, **size, **result})
             print(report(read_jsonl(path), arguments.codecs), flush=True)

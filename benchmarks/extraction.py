@@ -2,6 +2,7 @@
 
 The bare pass ends at the last hidden state: no logits, no aux states kept. With a top-k teacher the extraction also
 multiplies every teacher slot with the output head; then the bare pass with logits is timed too.
+Bytes a token of the stores are compared with what the field's dumps hold: all aux states and the last one in bf16.
 Usage: python -m benchmarks.extraction [--codecs bf16 fp8 fp8+top16]
 """
 
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.results import Result, add_json_option, save
 from eagle3lab.data.targets import resolve_target
 from eagle3lab.engines.capture import batches_by_length
 from eagle3lab.engines.embedded import EmbeddedEngine
@@ -48,14 +50,15 @@ class Race:
                 for last_TH in last_BTH:  # row by row: a batch of logits may not fit
                     torch.mm(last_TH, self.head_VH.T)
 
-    def extract(self, codec: str) -> None:
+    def extract(self, codec: str) -> dict:
+        """Gives back store.json."""
         with TemporaryDirectory() as folder:
             sizes = (self.engine.aux_layers, self.engine.config.hidden_size)
             writer = FeatureWriter(Path(folder), {}, *sizes, codec=codec, head_VH=self.head_VH)
             for features in self.engine.capture(self.rows, self.batch_tokens):
                 T = len(features.input_ids_T)
                 writer.add(features.id, features.input_ids_T, [[1, T]], features.aux_TAH, features.last_TH)
-            writer.close()
+            return writer.close()
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs=2, default=[100, 300])
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
     arguments = parser.parse_args()
     engine = EmbeddedEngine(resolve_target(arguments.target), arguments.dtype)
     rows = random_rows(arguments.rows, *arguments.lengths, engine.config.vocab_size)
@@ -78,6 +82,7 @@ def main() -> None:
         ways["forward pass with logits"] = lambda: race.forward(logits=True)
     ways |= {f"extraction, {codec}": lambda codec=codec: race.extract(codec) for codec in arguments.codecs}
     race.forward()  # warm-up
+    stores = {codec: race.extract(codec) for codec in arguments.codecs}
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(arguments.rounds):
         for name, way in ways.items():
@@ -88,6 +93,20 @@ def main() -> None:
             f"{best[base] / time_taken:.0%} of the {base}" for base in list(ways)[: -len(arguments.codecs)]
         )
         print(f"{name:26s} {tokens / time_taken:7.0f} tokens/s, {share}")
+    setting, bare = f"{arguments.target}, {arguments.dtype}", best["bare forward pass"]
+    forward = f"{tokens / bare:,.0f} tokens/s, bare forward pass"
+    sizes, results = (len(engine.aux_layers) + 1) * engine.config.hidden_size * 2, []
+    for codec in arguments.codecs:
+        taken = best[f"extraction, {codec}"]
+        results.append(
+            Result("extraction", f"{setting}, codec {codec}", f"{tokens / taken:,.0f} tokens/s", forward, bare / taken)
+        )
+    for codec, store in stores.items():
+        size = store["bytes"] / store["tokens"]
+        print(f"{codec}: {size:,.0f} bytes a token, {size / sizes:.0%} of all states in bf16")
+        told = (f"{size:,.0f} bytes a token", f"{sizes:,} bytes, all states in bf16")
+        results.append(Result("feature store", f"{setting}, codec {codec}", *told, size / sizes, "less"))
+    save(arguments.json, results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Speed of speculation against plain decoding, from one interleaved run.
 
-Every prompt is decoded by every setting before the next prompt begins, in a rotating order, so that a machine
-that warms up, throttles or is shared slows all settings alike. Speeds are end to end (prefill included), one
-stream.
+Every prompt is decoded by every setting before the next prompt begins, in a rotating order, so that a machine that
+warms up, throttles or is shared slows all settings alike. Speeds are end to end (prefill included), one stream.
 """
 
 import time
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, first_difference
+from eagle3lab.analysis.bench_row import BASELINE, BenchRow, Condition, make_row, percentiles
 from eagle3lab.analysis.served import ServedCounts, add_histograms, served_counts
-from eagle3lab.draft.chain import chain_draft_tokens
-
-BASELINE = 0  # num_steps of plain decoding
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """One prompt decoded once. `num_steps` 0 = plain decoding, which verifies nothing (`served` None)."""
+    """One prompt decoded once. `num_steps` 0 = plain decoding, which verifies nothing (`served` None).
+    first_seconds: up to the first token, by the engine's own clock; None: not observed."""
 
     num_steps: int
     round: int
@@ -27,6 +25,7 @@ class BenchRun:
     tokens: int
     seconds: float
     served: ServedCounts | None
+    first_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,41 +36,6 @@ class Difference:
     round: int
     id: str
     token: int
-
-
-@dataclass(frozen=True)
-class BenchRow:
-    """One setting over all prompts.
-
-    tok_s         median over the rounds of (tokens of all prompts / seconds of all prompts); low, high:
-                  slowest and fastest round.
-    accept_length tokens per verification over all rounds (None for the baseline).
-    tok_s counts the tokens of all streams, `concurrency` of them.
-    cycle_ms      milliseconds of one verification cycle = concurrency * accept_length / tok_s; for the baseline
-                  of one plain step.
-    break_even    accept length above which this setting is faster than the baseline of the same run.
-    speedup       tok_s / the baseline's; low, high: lowest and highest of the rounds' own ratios.
-    differing     answers that are not the baseline's, over all rounds (0 = lossless).
-    """
-
-    setting: str
-    num_steps: int
-    topk: int
-    num_draft_tokens: int
-    concurrency: int
-    tok_s: float
-    tok_s_low: float
-    tok_s_high: float
-    accept_length: float | None
-    cycle_ms: float
-    break_even: float | None
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    prompts: int
-    rounds: int
-    tokens: int
-    differing: int
 
 
 @dataclass(frozen=True)
@@ -98,39 +62,26 @@ class BenchResult:
         return add_histograms([run.served.histogram for run in self.runs if run.num_steps == num_steps])
 
 
-def break_even(accept_length: float, spec_tok_s: float, base_tok_s: float) -> float:
-    """Accept length at which speculation is as fast as plain decoding: cost of a cycle / cost of a plain
-    step.
-
-    A cycle takes accept_length / spec_tok_s seconds and a plain step 1 / base_tok_s.
-    """
-    if min(accept_length, spec_tok_s, base_tok_s) <= 0:
-        raise ValueError(f"not positive: {accept_length=}, {spec_tok_s=} or {base_tok_s=}")
-    return accept_length * base_tok_s / spec_tok_s
-
-
-def cycle_ms(accept_length: float, tok_s: float) -> float:
-    """Milliseconds of one verification cycle (accept_length 1: of one plain decoding step)."""
-    return 1000.0 * accept_length / tok_s
-
-
 def run_bench(
     engine,
     draft,
     requests: Sequence,
     num_steps: Sequence[int],
     rounds: int = 3,
+    cuda_graphs: bool | None = None,
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchResult:
     """Decode every request plainly and with every chain length, `rounds` times, interleaved.
 
-    engine    `generate(requests, batch_size)` and `speculate(draft, requests, num_steps)`, both yielding
-              completions; one whose answers tell counts only (`served_counts`) is measured like the others.
+    engine    `generate(requests, batch_size, streamed)` and `speculate(draft, requests, num_steps)`, both yielding
+              completions; one whose answers tell counts only (`served_counts`) is measured like the others. Both are
+              streamed, so that the client costs both the same.
     draft     what the engine's `speculate` takes: a loaded drafter, or a drafter's folder.
     requests  at least one; temperature 0, so that every answer can be compared with the baseline's.
     num_steps chain lengths, each at least 1. One untimed request per setting warms up first.
-    clock     seconds. on_progress(done, total) is called after every decoded request.
+    cuda_graphs   of the engine, for the record.
+    clock         seconds. on_progress(done, total) is called after every decoded request.
     """
     if not requests:
         raise ValueError("a benchmark needs at least one request")
@@ -154,7 +105,7 @@ def run_bench(
                 runs.append(_run(setting, round, completion, seconds))
                 on_progress(len(runs), total)
     differences = _differences(outputs)
-    return BenchResult([_row(setting, runs, differences) for setting in settings], runs, differences)
+    return BenchResult([_row(setting, runs, differences, cuda_graphs) for setting in settings], runs, differences)
 
 
 def _rotated(settings, by):
@@ -164,7 +115,7 @@ def _rotated(settings, by):
 
 def _decode(engine, draft, request, setting):
     if setting == BASELINE:
-        completions = list(engine.generate([request], batch_size=1))
+        completions = list(engine.generate([request], batch_size=1, streamed=True))
     else:
         completions = list(engine.speculate(draft, [request], num_steps=setting))
     if len(completions) != 1:
@@ -175,7 +126,7 @@ def _decode(engine, draft, request, setting):
 def _run(setting, round, completion, seconds) -> BenchRun:
     tokens = len(completion.output_ids)
     served = None if setting == BASELINE else served_counts(completion, setting)
-    return BenchRun(setting, round, completion.id, tokens, seconds, served)
+    return BenchRun(setting, round, completion.id, tokens, seconds, served, completion.first_seconds)
 
 
 def _differences(outputs) -> list[Difference]:
@@ -188,7 +139,7 @@ def _differences(outputs) -> list[Difference]:
     return found
 
 
-def _row(setting, runs, differences) -> BenchRow:
+def _row(setting, runs, differences, cuda_graphs) -> BenchRow:
     speeds, base_speeds = _round_speeds(runs, setting), _round_speeds(runs, BASELINE)
     mine = [run for run in runs if run.num_steps == setting]
     tau = None
@@ -202,47 +153,10 @@ def _row(setting, runs, differences) -> BenchRow:
         prompts=len({run.id for run in mine}),
         tokens=sum(run.tokens for run in mine),
         differing=sum(d.num_steps == setting for d in differences),
-    )
-
-
-def make_row(
-    num_steps: int,
-    speeds: Sequence[float],
-    base_speeds: Sequence[float],
-    tau: float | None,
-    prompts: int,
-    tokens: int,
-    differing: int,
-    topk: int = 1,
-    num_draft_tokens: int | None = None,
-    concurrency: int = 1,
-) -> BenchRow:
-    """The row of one setting from the speeds of its rounds (tokens per second, all streams together) and of the
-    baseline's same rounds. tau: its accept length. num_draft_tokens None: a chain. num_steps 0: the baseline itself."""
-    plain = num_steps == BASELINE
-    draft_tokens = chain_draft_tokens(num_steps) if num_draft_tokens is None else num_draft_tokens
-    tok_s, base_tok_s = median(speeds), median(base_speeds)
-    ratios = [s / b for s, b in zip(speeds, base_speeds, strict=True)]
-    shape = f"chain {num_steps}" if topk == 1 else f"tree {num_steps} x {topk}, {draft_tokens} tokens"
-    return BenchRow(
-        setting="baseline" if plain else shape,
-        num_steps=num_steps,
-        topk=0 if plain else topk,
-        num_draft_tokens=0 if plain else draft_tokens,
-        concurrency=concurrency,
-        tok_s=tok_s,
-        tok_s_low=min(speeds),
-        tok_s_high=max(speeds),
-        accept_length=tau,
-        cycle_ms=concurrency * cycle_ms(tau or 1.0, tok_s),
-        break_even=None if tau is None else break_even(tau, tok_s, base_tok_s),
-        speedup=tok_s / base_tok_s,
-        speedup_low=min(ratios),
-        speedup_high=max(ratios),
-        prompts=prompts,
-        rounds=len(speeds),
-        tokens=tokens,
-        differing=differing,
+        condition=Condition(cuda_graphs=cuda_graphs),
+        request_s=percentiles([run.seconds for run in mine]),
+        first_s=percentiles([run.first_seconds for run in mine]),
+        request_tok_s=median(run.tokens / run.seconds for run in mine),
     )
 
 

@@ -1,6 +1,7 @@
 """What a cycle costs, what accept length it needs, and whether to speculate at all: from measured rows.
 
-Cost of a cycle = fixed + verification of n tokens + draft steps, one fit for each concurrency:
+Cost of a cycle = fixed + verification of n tokens + draft steps, one fit for each condition (concurrency, temperature,
+CUDA graphs):
 
     cycle_ms(num_steps, num_draft_tokens) = fixed_ms + token_ms * num_draft_tokens + step_ms * num_steps
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle3lab.analysis.bench import BenchRow
+from eagle3lab.analysis.bench_row import ONE_STREAM, BenchRow, Condition
 from eagle3lab.draft.chain import chain_draft_tokens
 
 SINGULAR = 1e-9  # ratio of singular values below which two costs cannot be told apart
@@ -29,7 +30,7 @@ class CannotFit(ValueError):
 
 @dataclass(frozen=True)
 class CycleCost:
-    """Fitted costs in milliseconds at one concurrency. `plain_ms` is the baseline's measured step.
+    """Fitted costs in milliseconds in one condition. `plain_ms` is the baseline's measured step.
 
     token_ms     one more token to verify; None when only chains were measured.
     step_ms      one more draft step (with its verification when token_ms is None).
@@ -38,7 +39,7 @@ class CycleCost:
     longest, widest   largest num_steps and num_draft_tokens measured; beyond them a cost is an extrapolation.
     """
 
-    concurrency: int
+    condition: Condition
     plain_ms: float
     fixed_ms: float
     token_ms: float | None
@@ -78,21 +79,28 @@ class CycleCost:
         verify = "" if self.token_ms is None else f" + {self.token_ms:.2f} a verified token"
         error = "nothing to check it with" if self.worst_error is None else f"within {self.worst_error:.0%}"
         return (
-            f"cycle = {self.fixed_ms:.2f}{verify} + {self.step_ms:.2f} a draft step ms at concurrency "
-            f"{self.concurrency} ({error}); a plain step is {self.plain_ms:.2f} ms"
+            f"cycle = {self.fixed_ms:.2f}{verify} + {self.step_ms:.2f} a draft step ms at {self.condition} ({error}); "
+            f"a plain step is {self.plain_ms:.2f} ms"
         )
 
 
-def fit_cycle_cost(rows: Sequence[BenchRow], concurrency: int = 1) -> CycleCost:
-    """Costs by least squares over the speculating rows of one concurrency, in relative error.
+def conditions(rows: Sequence[BenchRow]) -> list[Condition]:
+    """The conditions in which settings were measured, fewest streams first."""
+    found = {row.condition for row in rows if row.accept_length is not None}
+    graphs = (None, False, True)
+    return sorted(found, key=lambda one: (one.concurrency, one.temperature, graphs.index(one.cuda_graphs)))
+
+
+def fit_cycle_cost(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) -> CycleCost:
+    """Costs by least squares over the speculating rows of one condition, in relative error.
 
     CannotFit: no baseline there, fewer than two different chain lengths, too few settings for trees, or a cost of
     drafting that comes out negative (noise larger than what a draft step costs).
     """
-    here = [row for row in rows if row.concurrency == concurrency]
+    here = [row for row in rows if row.condition == condition]
     baselines = [row for row in here if row.accept_length is None]
     settings = [row for row in here if row.accept_length is not None]
-    where = f"at concurrency {concurrency}"
+    where = f"at {condition}"
     if len(baselines) != 1:
         raise CannotFit(f"{len(baselines)} baseline rows {where}, exactly one is needed")
     if len({row.num_steps for row in settings}) < 2:
@@ -119,7 +127,7 @@ def fit_cycle_cost(rows: Sequence[BenchRow], concurrency: int = 1) -> CycleCost:
     errors = np.abs(design @ found / cost_R - 1)
     worst = float(errors.max()) if len(settings) > len(columns) else None
     longest, widest = int(steps_R.max()), int(tokens_R.max())
-    return CycleCost(concurrency, baselines[0].cycle_ms, fixed, token, step, worst, longest, widest)
+    return CycleCost(condition, baselines[0].cycle_ms, fixed, token, step, worst, longest, widest)
 
 
 def chain_accept_length(joint: Sequence[float | None], num_steps: int) -> float:
@@ -151,9 +159,9 @@ def what_if(cost: CycleCost, accept_lengths: Sequence[float], num_steps: Sequenc
 
 @dataclass(frozen=True)
 class Advice:
-    """What the measured rows of one concurrency say. `speculate` only when the best setting won every round."""
+    """What the measured rows of one condition say. `speculate` only when the best setting won every round."""
 
-    concurrency: int
+    condition: Condition
     speculate: bool
     best: BenchRow
     text: str
@@ -163,24 +171,23 @@ class Advice:
 
 
 def advise(rows: Sequence[BenchRow]) -> list[Advice]:
-    """One advice for each concurrency: the setting to run, or not to speculate. ValueError without a setting."""
+    """One advice for each condition: the setting to run, or not to speculate. ValueError without a setting."""
     settings = [row for row in rows if row.accept_length is not None]
     if not settings:
         raise ValueError("no speculating setting was measured, so there is nothing to advise")
     found = []
-    for concurrency in sorted({row.concurrency for row in settings}):
-        best = max((row for row in settings if row.concurrency == concurrency), key=lambda row: row.speedup)
-        found.append(Advice(concurrency, best.speedup_low > 1, best, _words(best)))
+    for condition in conditions(settings):
+        best = max((row for row in settings if row.condition == condition), key=lambda row: row.speedup)
+        found.append(Advice(condition, best.speedup_low > 1, best, _words(best)))
     return found
 
 
 def _words(best: BenchRow) -> str:
     setting = f"num_steps {best.num_steps}, topk {best.topk}, num_draft_tokens {best.num_draft_tokens}"
-    streams = "one stream" if best.concurrency == 1 else f"{best.concurrency} streams"
     facts = f"accept length {best.accept_length:.2f}, break-even {best.break_even:.2f}"
     if best.speedup_low > 1:
-        return f"speculate with {setting}: x{best.speedup:.2f} at {streams} ({facts})"
+        return f"speculate with {setting}: x{best.speedup:.2f} at {best.condition} ({facts})"
     if best.speedup > 1:
         low = f"x{best.speedup_low:.2f} in its worst round"
-        return f"do not speculate yet: {setting} gives x{best.speedup:.2f} at {streams}, but {low} ({facts})"
-    return f"do not speculate: the best setting ({setting}) gives x{best.speedup:.2f} at {streams} ({facts})"
+        return f"do not speculate yet: {setting} gives x{best.speedup:.2f} at {best.condition}, but {low} ({facts})"
+    return f"do not speculate: the best setting ({setting}) gives x{best.speedup:.2f} at {best.condition} ({facts})"

@@ -30,7 +30,8 @@ def waterfall(whole: Attribution, data: str) -> Figure:
     most = whole.num_steps + 1
     names, level = ["most\npossible"], float(most)
     axis.bar(0, most, color=style.BLUE, width=0.72)
-    axis.text(0, most, f"{most}", ha="center", va="bottom", fontsize=9)
+    above = 0.02 * most
+    axis.text(0, most + above, f"{most}", ha="center", va="bottom", fontsize=9)
     for place, part in enumerate(whole.parts, 1):
         colour = LOSS_COLOURS.get(part.name, style.VERMILLION)
         axis.bar(place, -part.lost, bottom=level, color=colour, width=0.72)
@@ -38,7 +39,7 @@ def waterfall(whole: Attribution, data: str) -> Figure:
         if part.interval and part.lost:
             low, high = part.interval
             axis.plot([place, place], [level - high, level - low], color=style.INK, linewidth=1.2)
-        axis.text(place, level + 0.02 * most, f"-{part.lost:.2f}", ha="center", va="bottom", fontsize=9)
+        axis.text(place, level + above, f"-{part.lost:.2f}", ha="center", va="bottom", fontsize=9)
         names.append(
             {VOCABULARY: "draft\nvocabulary", END: "end of\nanswer"}.get(part.name, part.name.replace(" ", "\n"))
         )
@@ -46,7 +47,7 @@ def waterfall(whole: Attribution, data: str) -> Figure:
     last = len(whole.parts) + 1
     axis.plot([last - 1.36, last + 0.36], [level, level], color=style.MUTED, linewidth=0.8)
     axis.bar(last, whole.accept_length, color=style.BLUE, width=0.72)
-    axis.text(last, whole.accept_length, f"{whole.accept_length:.2f}", ha="center", va="bottom", fontsize=9)
+    axis.text(last, whole.accept_length + above, f"{whole.accept_length:.2f}", ha="center", va="bottom", fontsize=9)
     axis.axhline(1, color=style.INK, linestyle="--", linewidth=1, label="1.00: nothing accepted")
     axis.set_xticks(range(last + 1), [*names, "accept\nlength"], fontsize=9 if last < 8 else 7.5)
     axis.grid(visible=False, axis="x")

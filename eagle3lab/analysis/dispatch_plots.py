@@ -60,7 +60,8 @@ def time_left_figure(history: Sequence[Mapping[str, Any]], data: str) -> Figure:
     note = "Where the estimate meets the time passed, the work is done. The range is meant to hold nine times of ten."
     figure, axis = style.new_figure("Time of the whole dispatch, as estimated on the way", data, note=note)
     axis.fill_between(passed, passed + low, passed + high, color=style.BLUE, alpha=0.18, linewidth=0, label="range")
-    axis.plot(passed, passed + left, color=style.BLUE, label="estimate")
+    few = "o" if len(known) < 3 else None  # a line of one point is not seen
+    axis.plot(passed, passed + left, color=style.BLUE, marker=few, label="estimate")
     axis.plot(passed, passed, color=style.INK, linestyle="--", linewidth=1.2, label="time passed")
     axis.set_xlabel(f"time passed ({unit})")
     axis.set_ylabel(f"time of the whole dispatch ({unit})")

@@ -1,6 +1,5 @@
-"""A benchmark over (num_steps, topk, num_draft_tokens, concurrency), one cell after the other, that can be resumed.
+"""A benchmark over (num_steps, topk, num_draft_tokens, concurrency, temperature, CUDA graphs) that can be resumed.
 
-Each cell is measured against the baseline without speculation at the same concurrency, in turn, in the same minutes.
 Each finished cell is a line of a file: a run that was cut off goes on with the next one. A setting that fails is a
 line with its reason, and the next one is measured.
 """
@@ -13,57 +12,60 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-
-from eagle3lab.analysis.accept import accept_length, first_difference
-from eagle3lab.analysis.bench import BASELINE, BenchRow, make_row
-from eagle3lab.analysis.served import served_counts
+from eagle3lab.analysis.accept import PositionAcceptance
+from eagle3lab.analysis.bench_row import BenchRow
+from eagle3lab.analysis.breakeven import conditions
+from eagle3lab.analysis.cell import Cell, Measured, measure
+from eagle3lab.analysis.served import counted_acceptance
 from eagle3lab.draft.chain import chain_draft_tokens
 from eagle3lab.workbench.files import append_jsonl, read_jsonl
 
 LONGEST_REASON = 300  # characters
 
 
-@dataclass(frozen=True, order=True)
-class Cell:
-    """One setting at one concurrency (requests on their way at the same time)."""
-
-    concurrency: int
-    num_steps: int
-    topk: int
-    num_draft_tokens: int
-
-
 @dataclass(frozen=True)
 class GridRow:
-    """A cell's measurement, or why there is none (`reason`; then the rest is None).
+    """A cell's measurement, or why there is none (`reason`; then `row` and `baseline` are None).
 
-    row, baseline   the setting and plain decoding at the same concurrency, from the same interleaved rounds.
-    latency_s       median and 95th percentile of the seconds a request took in this setting.
+    row, baseline   the setting and plain decoding in the same condition, from the same interleaved rounds.
+    histogram       verifications by drafts accepted, over all rounds; None: the engine does not tell.
     """
 
     cell: Cell
     row: BenchRow | None
     baseline: BenchRow | None
-    latency_s: tuple[float, float] | None
+    histogram: tuple[int, ...] | None
     reason: str
+
+    @property
+    def positions(self) -> PositionAcceptance | None:
+        """Acceptance by draft position (depth of a tree)."""
+        return counted_acceptance(self.histogram) if self.histogram else None
 
 
 def grid_cells(
-    num_steps: Sequence[int], topk: Sequence[int], num_draft_tokens: Sequence[int], concurrency: Sequence[int]
+    num_steps: Sequence[int],
+    topk: Sequence[int],
+    num_draft_tokens: Sequence[int],
+    concurrency: Sequence[int],
+    temperature: Sequence[float] = (0.0,),
+    cuda_graphs: bool | None = None,
 ) -> list[Cell]:
     """All combinations, each once. A chain (topk 1) always has num_steps + 1 draft tokens; trees take those given.
 
-    ValueError for values below 1, and for trees without num_draft_tokens.
+    cuda_graphs: of the engine that will measure them (None: it has none). ValueError for values below 1, temperatures
+    below 0, and for trees without num_draft_tokens.
     """
     if min([*num_steps, *topk, *num_draft_tokens, *concurrency], default=0) < 1 or not (num_steps and concurrency):
         raise ValueError("num_steps, topk, num_draft_tokens and concurrency hold numbers of at least 1")
+    if min(temperature, default=-1) < 0:
+        raise ValueError(f"temperature={list(temperature)} must hold numbers of 0 or more")
     if any(k > 1 for k in topk) and not num_draft_tokens:
         raise ValueError(f"topk={list(topk)} has trees: give their num_draft_tokens")
     cells = []
-    for streams, steps, k in product(concurrency, num_steps, topk):
+    for warm, streams, steps, k in product(temperature, concurrency, num_steps, topk):
         for tokens in [chain_draft_tokens(steps)] if k == 1 else num_draft_tokens:
-            cells.append(Cell(streams, steps, k, tokens))
+            cells.append(Cell(streams, steps, k, tokens, float(warm), cuda_graphs))
     return list(dict.fromkeys(cells))
 
 
@@ -81,7 +83,8 @@ def run_grid(
     """Measure the cells that `path` (JSON lines) does not hold yet; gives back all of them, in the order of `cells`.
 
     engine   as `run_bench`; trees and several streams need its `speculate` to take topk, num_draft_tokens, batch_size.
-    requests temperature 0; at least as many as the largest concurrency.
+    requests at least as many as the largest concurrency; each cell sets their temperature, and a seed of its own where
+             that is not 0.
     setting  words for everything else a number depends on (model, drafter, machine, dtype). A file that was begun with
              other words, requests or rounds is refused (ValueError): it is never mixed.
     """
@@ -91,7 +94,8 @@ def run_grid(
     for number, cell in enumerate(cells, 1):
         if cell not in done:
             try:
-                done[cell] = _measure(engine, draft, requests, cell, rounds, clock)
+                found: Measured = measure(engine, draft, requests, cell, rounds, clock)
+                done[cell] = GridRow(cell, found.row, found.baseline, found.histogram, "")
             except Exception as error:  # whatever it is, it is this setting's: the others are still worth measuring
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_REASON]
                 done[cell] = GridRow(cell, None, None, None, reason)
@@ -101,21 +105,17 @@ def run_grid(
 
 
 def bench_rows(rows: Sequence[GridRow]) -> list[BenchRow]:
-    """What was measured, for tables and `fit_cycle_cost`: for each concurrency one baseline (the median one of its
+    """What was measured, for tables and `fit_cycle_cost`: for each condition one baseline (the median one of its
     cells) and its settings. Their speed-up and break-even stay those against their own baseline."""
-    found = []
-    for streams in sorted({row.cell.concurrency for row in rows}):
-        here = [row for row in rows if row.cell.concurrency == streams and row.row is not None]
+    found, measured = [], [row for row in rows if row.row is not None]
+    for condition in conditions([row.row for row in measured]):
+        here = [row for row in measured if row.row.condition == condition]
         baselines = sorted((row.baseline for row in here), key=lambda row: row.tok_s)
-        if here:
-            found += [baselines[len(baselines) // 2], *(row.row for row in here)]
+        found += [baselines[len(baselines) // 2], *(row.row for row in here)]
     return found
 
 
 def _check(requests, cells, rounds) -> None:
-    sampled = [r.id for r in requests if r.temperature != 0]
-    if sampled:
-        raise ValueError(f"request {sampled[0]} is sampled; comparing with the baseline needs temperature 0")
     most = max((cell.concurrency for cell in cells), default=1)
     if not cells or rounds < 1 or len(requests) < most:
         raise ValueError(
@@ -142,56 +142,6 @@ def _measured(path: Path, setup: dict) -> dict[Cell, GridRow]:
 
 
 def _read(line: dict) -> GridRow:
-    row, baseline = (None if line[name] is None else BenchRow(**line[name]) for name in ("row", "baseline"))
-    latency = None if line["latency_s"] is None else tuple(line["latency_s"])
-    return GridRow(Cell(**line["cell"]), row, baseline, latency, line["reason"])
-
-
-def _measure(engine, draft, requests, cell: Cell, rounds: int, clock) -> GridRow:
-    settings = (False, True)  # plain, speculating
-    for speculating in settings:
-        _decode(engine, draft, requests[:1], cell, speculating)
-    speeds, answers, latencies = {False: [], True: []}, {False: [], True: []}, []
-    for round in range(rounds):
-        for speculating in settings if round % 2 == 0 else settings[::-1]:
-            start = clock()
-            given = _decode(engine, draft, requests, cell, speculating)
-            seconds = clock() - start
-            speeds[speculating].append(sum(len(answer.output_ids) for answer in given) / seconds)
-            answers[speculating] += given
-            latencies += [answer.seconds for answer in given if speculating]
-    known = {answer.id: list(answer.output_ids) for answer in answers[False][: len(requests)]}
-    counts = [served_counts(answer, cell.num_steps) for answer in answers[True]]
-    tau = accept_length(sum(c.committed for c in counts), sum(c.verifications for c in counts))
-    rows = []
-    for speculating in settings:
-        given = answers[speculating]
-        rows.append(
-            make_row(
-                cell.num_steps if speculating else BASELINE,
-                speeds[speculating],
-                speeds[False],
-                tau if speculating else None,
-                prompts=len(requests),
-                tokens=sum(len(answer.output_ids) for answer in given),
-                differing=sum(first_difference(list(a.output_ids), known[a.id]) is not None for a in given),
-                topk=cell.topk,
-                num_draft_tokens=cell.num_draft_tokens,
-                concurrency=cell.concurrency,
-            )
-        )
-    middle, high = np.quantile(latencies, [0.5, 0.95])
-    return GridRow(cell, rows[1], rows[0], (float(middle), float(high)), "")
-
-
-def _decode(engine, draft, requests, cell: Cell, speculating: bool) -> list:
-    if not speculating:
-        given = list(engine.generate(requests, batch_size=cell.concurrency))
-    elif cell.topk == 1 and cell.concurrency == 1:  # what every engine can do
-        given = list(engine.speculate(draft, requests, num_steps=cell.num_steps))
-    else:
-        shape = {"topk": cell.topk, "num_draft_tokens": cell.num_draft_tokens, "batch_size": cell.concurrency}
-        given = list(engine.speculate(draft, requests, num_steps=cell.num_steps, **shape))
-    if sorted(answer.id for answer in given) != sorted(request.id for request in requests):
-        raise ValueError(f"the engine gave {len(given)} answers to {len(requests)} requests, or to others")
-    return given
+    row, baseline = (None if line[name] is None else BenchRow.read(line[name]) for name in ("row", "baseline"))
+    histogram = None if line["histogram"] is None else tuple(line["histogram"])
+    return GridRow(Cell(**line["cell"]), row, baseline, histogram, line["reason"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, position_acceptance
+from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, accept_length, position_acceptance
 from eagle3lab.data.corpus import read_corpus
 from eagle3lab.data.mixed import in_turn
 from eagle3lab.draft.chain import answer_slots
@@ -42,12 +42,22 @@ class Simulation:
     set_of: dict[str, str]
     positions: PositionAcceptance
 
+    def by_set(self) -> dict[str, float]:
+        """Accept length of each set's answers."""
+        sets: dict[str, list[PromptCycles]] = {}
+        for row in self.cycles:
+            sets.setdefault(self.set_of[row.id], []).append(row)
+        return {
+            name: accept_length(sum(row.committed for row in rows), sum(len(row.accepted) for row in rows))
+            for name, rows in sorted(sets.items())
+        }
+
 
 def heldout_answers(corpus: str | Path, limit: int | None = None, split: str = "heldout") -> list[dict]:
     """Answers of the target in a split, taken in turn from every set: {"id", "set", "prompt_ids", "output_ids"}.
 
     Of a conversation with several answers the last one is taken. Answers of fewer than three tokens are left out: no
-    draft can be accepted in them.
+    draft can be accepted in them. ValueError where the split holds none.
     """
     by_set: dict[str, list[dict]] = {}
     for row in read_corpus(corpus, split):
@@ -60,6 +70,11 @@ def heldout_answers(corpus: str | Path, limit: int | None = None, split: str = "
                 "output_ids": list(row["input_ids"][start:end]),
             }
             by_set.setdefault(row["set"], []).append(answer)
+    if not by_set:
+        raise ValueError(
+            f"{corpus} has no answer of the target of {LEAST_ANSWER} tokens or more in its split {split!r}: "
+            "give a corpus with held-out answers (02_inference with limit_heldout above 0)"
+        )
     return in_turn(by_set, limit)
 
 

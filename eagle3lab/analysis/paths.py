@@ -58,6 +58,9 @@ def nearest_layers(states_TAH: torch.Tensor, all_TLH: torch.Tensor) -> list[tupl
     return found
 
 
+SAME_LOGITS = 1e-2  # standard deviations that float32 and the order of sums may make, on any device
+
+
 @dataclass(frozen=True)
 class LogitParity:
     """Draft logits by two ways at the same slots and steps. worst: largest difference, in units of the logits' standard
@@ -66,6 +69,31 @@ class LogitParity:
     slots: int
     worst: float
     same_choice: float
+
+    @property
+    def equal(self) -> bool:
+        """Do they differ by rounding only."""
+        return self.worst < SAME_LOGITS
+
+    def __str__(self):
+        return (
+            f"{self.slots:,} slots: at most {self.worst:.1e} standard deviations apart, same first choice in "
+            f"{self.same_choice:.1%}"
+        )
+
+
+def ways_agree(draft, rows: Iterable, num_steps: int) -> LogitParity:
+    """Logits of the training code against those of the decoding code, over all rows that have a chain. ValueError
+    where none has."""
+    found = []
+    for row in rows:
+        slots, trained = training_logits(draft, row, num_steps)
+        found.append(logit_parity(trained, decoding_logits(draft, row, slots.tolist(), num_steps)))
+    if not found:
+        raise ValueError("no row to compare logits on")
+    slots = sum(one.slots for one in found)
+    same = sum(one.slots * one.same_choice for one in found) / slots
+    return LogitParity(slots, max(one.worst for one in found), same)
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ were measured (shown under the title). Each returns a matplotlib Figure; nothing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -66,67 +65,6 @@ def _length_strips(lengths, data):
     axis.set_yticks(range(len(lengths)), [f"{name} ({len(v):,})" for name, v in lengths.items()])
     axis.invert_yaxis()
     return figure, axis
-
-
-def training_curves(metrics: pd.DataFrame, data: str) -> Figure:
-    """Loss, and acceptance per draft position, against training tokens (lower axis) and time (upper axis).
-
-    metrics: one row a logged step with the columns tokens (trained so far), seconds (elapsed), loss, and
-    acceptance (a list: share of right drafts per position, first position first). tokens and seconds may
-    begin
-    anew where training was resumed.
-    """
-    figure, (left, right) = style.new_figure("Training", data, columns=2, height=3.6)
-    tokens, seconds = _running(metrics["tokens"]), _running(metrics["seconds"])
-    window = max(1, len(metrics) // 40)
-    if window > 1:
-        left.plot(tokens, metrics["loss"], color=style.BLUE, alpha=0.3, linewidth=1, label="each logged step")
-    label = f"mean of {window} steps" if window > 1 else "each logged step"
-    left.plot(tokens, _smooth(metrics["loss"], window), color=style.BLUE, label=label)
-    left.set_ylabel("loss")
-    left.legend(loc="upper right", frameon=False, fontsize=9)
-    acceptance_LK = np.array(metrics["acceptance"].tolist(), dtype=float)  # L logged steps, K positions
-    for position, colour in enumerate(style.ordered_colours(acceptance_LK.shape[1])):
-        shares_L = _smooth(acceptance_LK[:, position], window)
-        right.plot(tokens, shares_L, color=colour, label=str(position + 1))
-    right.set_ylabel("drafts equal to the target's token")
-    right.set_ylim(bottom=0)
-    style.percent_axis(right)
-    right.legend(
-        title="draft\nposition", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9
-    )
-    for axis in (left, right):
-        axis.set_xlabel("training tokens")
-        style.count_axis(axis.xaxis)
-        axis.set_xlim(-0.01 * tokens[-1], 1.02 * tokens[-1])
-        _time_axis(axis, tokens, seconds)
-    return figure
-
-
-def _running(values) -> np.ndarray:
-    """Totals over all starts of a counter that begins at 0 with every start."""
-    values = np.asarray(values, dtype=float)
-    steps = np.diff(values, prepend=0.0)
-    return np.where(steps < 0, values, steps).cumsum()
-
-
-def _smooth(values, window):
-    return pd.Series(values).rolling(window, min_periods=1).mean()
-
-
-def _time_axis(axis, tokens, seconds):
-    """An upper axis in minutes (or hours) at the measured pace, outside the range at the mean pace."""
-    scale, unit = (3600, "hours") if seconds[-1] >= 2 * 3600 else (60, "minutes")
-    pace, far = max(seconds[-1], 1e-9) / max(tokens[-1], 1), 2 * max(tokens[-1], 1)
-    steps = np.arange(len(tokens) + 2) * 1e-9  # strictly increasing, as an inverse needs
-    tokens_T = np.concatenate([[tokens[0] - far], tokens, [tokens[-1] + far]]) + steps
-    times_T = np.concatenate([[seconds[0] - far * pace], seconds, [seconds[-1] + far * pace]]) / scale + steps
-    upper = axis.secondary_xaxis(
-        "top",
-        functions=(lambda x: np.interp(x, tokens_T, times_T), lambda t: np.interp(t, times_T, tokens_T)),
-    )
-    upper.set_xlabel(f"time ({unit})", fontsize=9)
-    upper.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def acceptance_by_position(positions: Mapping[str, PositionAcceptance], data: str) -> Figure:

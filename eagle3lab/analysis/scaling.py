@@ -195,6 +195,12 @@ def fit_scaling(
     return ScalingFit(amounts, tuple(value_N.tolist()), law, drawn, (low, high), scatter, left_out, refused)
 
 
+def fit_positions(points: Sequence[ScalingPoint], num_steps: int, **options) -> dict[int, ScalingFit]:
+    """`fit_scaling` of every draft position from 1 to num_steps that each point has verifications of."""
+    reached = [k for k in range(1, num_steps + 1) if (_counts(points, k)[1].sum(axis=1) > 0).all()]
+    return {k: fit_scaling(points, position=k, **options) for k in reached}
+
+
 def _counts(points, position):
     """What is divided by what, for each point and prompt: two arrays [N, P]."""
     if position is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from eagle3lab.analysis.accept import PromptCycles, histogram
+from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, cycle_acceptance, histogram
 from eagle3lab.engines.base import SpecCompletion
 from eagle3lab.engines.sglang.stats import CountsDisagree
 
@@ -67,6 +67,12 @@ def _check(row_id: str, n_output: int, verifications: int, counts: Sequence[int]
             f"its answer has {n_output} and the first is the prefill's; was it retracted on the way? Then lower the "
             "concurrency or give the server more cache"
         )
+
+
+def counted_acceptance(counts: Sequence[int]) -> PositionAcceptance:
+    """Acceptance by draft position from verifications by drafts accepted."""
+    accepted = [drafts for drafts, count in enumerate(counts) for _ in range(count)]
+    return cycle_acceptance(accepted, len(counts) - 1)
 
 
 def add_histograms(histograms: Sequence[Sequence[int] | None]) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Figures of the benchmark and the scaling curve. As in `plots.py`, `data` says what was measured on what."""
+"""Figures of the benchmark. As in `plots.py`, `data` says what was measured on what."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from eagle3lab.analysis import style
-from eagle3lab.analysis.accept import bootstrap_interval
-from eagle3lab.analysis.bench import BenchRow
-from eagle3lab.analysis.breakeven import CycleCost, what_if
-from eagle3lab.analysis.scaling import FAR, ScalingFit, ScalingPoint
-from eagle3lab.analysis.tables import human_count
+from eagle3lab.analysis.bench_row import BenchRow
+from eagle3lab.analysis.breakeven import CycleCost, conditions, what_if
 
 
 def serving_bars(rows: Sequence[BenchRow], data: str) -> Figure:
@@ -117,13 +114,38 @@ def what_if_chart(cost: CycleCost, rows: Sequence[BenchRow], num_steps: Sequence
         axis.plot(
             lengths, gains, line, color=colour, label=f"num_steps {steps}: pays above {cost.break_even(steps):.2f}"
         )
-    for row in _split([row for row in rows if row.concurrency == cost.concurrency])[1]:
+    for row in _split([row for row in rows if row.condition == cost.condition])[1]:
         axis.plot(row.accept_length, row.speedup, "o", color=style.INK, fillstyle="none")
     axis.axhline(1.0, color=style.INK, linestyle="--", linewidth=1.4)
     axis.plot([], [], "o", color=style.INK, fillstyle="none", label="measured")
     axis.set_xlabel("accept length (tokens per verification)")
     axis.set_ylabel("speed against plain decoding")
     axis.set_ylim(bottom=0)
+    style.legend_above(axis, 2)
+    return figure
+
+
+def grid_chart(rows: Sequence[BenchRow], data: str) -> Figure:
+    """Speed-up of every setting in every condition: a line a condition, with the spread of the rounds' own ratios."""
+    settings = list(dict.fromkeys(row.setting for row in rows if row.accept_length is not None))
+    note = "Each against plain decoding in the same condition and rounds; whiskers: lowest and highest round."
+    figure, axis = style.new_figure("Speed-up by setting and condition", data, note=note)
+    found = conditions(rows)
+    for number, (condition, colour) in enumerate(zip(found, style.ordered_colours(len(found)), strict=True)):
+        here = [row for row in rows if row.condition == condition and row.accept_length is not None]
+        places = [settings.index(row.setting) + 0.08 * (number - (len(found) - 1) / 2) for row in here]
+        gains = np.array([row.speedup for row in here])
+        spread = np.array([[row.speedup - row.speedup_low, row.speedup_high - row.speedup] for row in here]).T
+        spread = np.maximum(spread, 0)  # the ratio of the medians may lie outside the rounds' own ratios
+        marker = style.MARKERS[number % len(style.MARKERS)]
+        axis.errorbar(places, gains, spread, fmt=marker, color=colour, capsize=3, linewidth=1.2, label=str(condition))
+    axis.axhline(1.0, color=style.INK, linestyle="--", linewidth=1.4)
+    axis.set_xticks(range(len(settings)), [name.replace(", ", "\n") for name in settings])
+    axis.set_xlim(-0.6, len(settings) - 0.4)
+    axis.set_ylim(bottom=0)
+    axis.grid(visible=False, axis="x")
+    axis.set_xlabel("setting")
+    axis.set_ylabel("speed against plain decoding")
     style.legend_above(axis, 2)
     return figure
 
@@ -141,81 +163,3 @@ def _setting_axis(axis, settings):
     axis.set_xlim(-0.6, len(settings) - 0.4)
     axis.set_xlabel("num_steps (num_draft_tokens)")
     axis.grid(visible=False, axis="x")
-
-
-def scaling_curve(
-    points: Sequence[ScalingPoint],
-    fit: ScalingFit,
-    data: str,
-    unit: str = "training tokens",
-    target: float | None = None,
-    target_name: str = "break-even",
-) -> Figure:
-    """Accept length against the amount of data (log axis): points, fit, band, where `target` is reached."""
-    needed = None if target is None else fit.needed(target)
-    low, high = fit.slope_interval
-    note = f"Slope {fit.slope:+.2f} [{low:+.2f}, {high:+.2f}] per tenfold {unit}. "
-    if fit.left_out:
-        errors = ", ".join(f"{name} {error:.3f}" for name, error in fit.left_out.items())
-        note += f"Error at amounts left out: {errors}. "
-    note += f"No prediction: {fit.refused}." if fit.refused else f"Prediction: {needed}." if needed else ""
-    figure, axis = style.new_figure("Accept length against data", data, height=4.1, note=note)
-    least, most = min(fit.amounts), max(fit.amounts)
-    shown = _reach(needed, most)
-    inside, beyond = np.geomspace(least, most, 50), np.geomspace(most, shown, 50)
-    grid = np.geomspace(least, shown, 120)
-    axis.fill_between(grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit")
-    axis.plot(inside, fit.predict(inside), color=style.BLUE, label=f"fit, {fit.law.name}")
-    if shown > most:
-        axis.plot(beyond, fit.predict(beyond), "--", color=style.BLUE, label="extrapolated")
-    lengths = np.array([point.accept_length for point in points])
-    spans = np.array([bootstrap_interval(point.rows) or (y, y) for point, y in zip(points, lengths, strict=True)])
-    errors = np.abs(spans.T - lengths)
-    axis.errorbar(
-        [point.amount for point in points],
-        lengths,
-        errors,
-        fmt="o",
-        color=style.INK,
-        capsize=3,
-        linewidth=1.2,
-        label="trained drafters, 95 % over prompts",
-    )
-    if target is not None:
-        axis.axhline(target, color=style.VERMILLION, linestyle=":", label=f"{target_name}, {target:.2f}")
-        _mark_needed(axis, needed, shown)
-    seen = [*spans.ravel(), *fit.predict(grid), *([] if target is None else [target])]
-    room = 0.15 * (max(seen) - min(seen)) or 0.1
-    axis.set_ylim(min(seen) - room, max(seen) + room)  # the band of few points may be wider than any figure
-    axis.set_xscale("log")
-    style.log_count_axis(axis.xaxis, least, shown)
-    axis.set_xlim(least / 1.4, shown * 1.4)
-    axis.set_xlabel(unit)
-    axis.set_ylabel("accept length (tokens per verification)")
-    style.legend_above(axis, 2)
-    return figure
-
-
-def _reach(needed, most):
-    """How far right the curve is drawn: past the claim, but never beyond 100 times the data."""
-    if needed is None or needed.amount is None:
-        return most
-    return float(np.clip(1.6 * needed.amount, most, FAR * most))
-
-
-def _mark_needed(axis, needed, shown):
-    if needed.amount is None or needed.amount > shown:
-        return
-    high = shown if needed.high is None else min(needed.high, shown)
-    axis.plot([needed.low, high], [needed.target] * 2, color=style.VERMILLION, linewidth=4, alpha=0.5)
-    axis.plot(needed.amount, needed.target, "D", color=style.VERMILLION, markersize=8)
-    axis.annotate(
-        human_count(needed.amount),
-        (needed.amount, needed.target),
-        (8, -7),
-        textcoords="offset points",
-        ha="left",
-        va="top",
-        color=style.INK,
-        fontsize=9,
-    )

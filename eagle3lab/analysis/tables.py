@@ -38,18 +38,22 @@ def rounded(table: pd.DataFrame, digits: int | dict[str, int] = 2) -> pd.DataFra
 
 
 def check_table(rows: Sequence) -> pd.DataFrame:
-    """Doctor rows, those to be mended first."""
+    """Doctor rows, those to be mended first; commands where there are any."""
     order = {"fault": 0, "warning": 1, "not checked": 2, "ok": 3}
     table = pd.DataFrame([asdict(row) for row in sorted(rows, key=lambda row: order[row.verdict])])
+    if len(table) and not table["command"].any():
+        table = table.drop(columns="command")
     return table.set_index("check") if len(table) else table
 
 
 def bench_table(rows: Sequence) -> pd.DataFrame:
-    """Benchmark rows in reading order; `range` is the slowest and the fastest round."""
-    return pd.DataFrame(
+    """Benchmark rows in reading order, by condition where there are several; `range` is the slowest and the fastest
+    round. Latencies: 50th, 95th, 99th percentile."""
+    table = pd.DataFrame(
         [
             {
                 "setting": row.setting,
+                "at": str(row.condition),
                 "num_draft_tokens": row.num_draft_tokens or "-",
                 "accept_length": _or_dash(row.accept_length, ".2f"),
                 "break_even": _or_dash(row.break_even, ".2f"),
@@ -57,11 +61,18 @@ def bench_table(rows: Sequence) -> pd.DataFrame:
                 "range": f"{row.tok_s_low:.1f} to {row.tok_s_high:.1f}",
                 "speedup": f"{row.speedup:.2f}x",
                 "ms per cycle": f"{row.cycle_ms:.1f}",
-                "answers differing": row.differing,
+                "tok/s a request": _or_dash(row.request_tok_s, ".1f"),
+                "first token, ms": _milliseconds(row.first_s),
+                "request, ms": _milliseconds(row.request_s),
+                "differing": _or_dash(row.differing, "d"),
+                "errors": row.errors,
             }
             for row in rows
         ]
-    ).set_index("setting")
+    )
+    if table["at"].nunique() > 1:
+        return table.set_index(["at", "setting"])
+    return table.drop(columns="at").set_index("setting")
 
 
 def accept_table(summaries: Sequence) -> pd.DataFrame:
@@ -96,6 +107,52 @@ def position_table(positions: dict) -> pd.DataFrame:
     table = pd.DataFrame(columns, dtype=float).round(3)
     table.index = pd.RangeIndex(1, len(table) + 1, name="draft position")
     return table
+
+
+def loss_table(whole) -> pd.DataFrame:
+    """The waterfall (`Attribution`) as rows that add up, its first and last row included."""
+    rows = [{"part": "most possible", "tokens a verification": whole.num_steps + 1.0}]
+    for part in whole.parts:
+        interval = "-" if part.interval is None else f"{part.interval[0]:.3f} to {part.interval[1]:.3f}"
+        rows.append(
+            {
+                "part": part.name,
+                "tokens a verification": -part.lost,
+                "95 % interval of the loss": interval,
+                "drafts lost": f"{part.tokens:,}",
+                "verifications": f"{part.verifications:,}",
+                "gain without it": f"{part.gain:+.3f}",
+            }
+        )
+    rows.append({"part": "accept length", "tokens a verification": whole.accept_length})
+    return pd.DataFrame(rows).set_index("part").round(3).fillna("")
+
+
+def conditional_table(whole) -> pd.DataFrame:
+    """Draft positions of an `Attribution`: among the drafts whose predecessors were all accepted, how many were."""
+    return pd.DataFrame(
+        [
+            {
+                "draft position": one.position,
+                "reached": one.reached,
+                "accepted": one.accepted,
+                "token without a draft id": one.unknown,
+                "share accepted": _or_dash(one.conditional, ".1%"),
+                "of tokens with a draft id": _or_dash(one.conditional_known, ".1%"),
+            }
+            for one in whole.positions
+        ]
+    ).set_index("draft position")
+
+
+def plain_table(rows: Sequence, index: str) -> pd.DataFrame:
+    """Any dataclass rows, a column a field."""
+    table = pd.DataFrame([asdict(row) for row in rows])
+    return table.set_index(index) if len(table) else table
+
+
+def _milliseconds(seconds: Sequence[float] | None) -> str:
+    return "-" if seconds is None else " / ".join(f"{1000 * value:.0f}" for value in seconds)
 
 
 def _or_dash(value, form: str) -> str:

@@ -8,8 +8,9 @@ The order of the questions matters: each is only worth asking when the ones befo
     5. Does more data still help? Then more data is the way, else it is not.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal[
     "bug in serving", "bug in training", "bug in data", "too little data", "too little training", "at its limit",
@@ -20,6 +21,7 @@ OVERFIT_SHARE = 0.9  # of the maximum num_steps + 1, on answers learned by heart
 CONTROL_MARGIN = 0.1  # a drafter this near to the random one has learned nothing
 GAP_SHARE = 0.3  # of the accepted drafts on trained text, lost on held-out text
 ROUNDING = 0.03  # share of verifications that may differ where precisions differ
+CONTROL_SHARE = 0.67  # of the accepted drafts, what a control that holds no information must stay below
 WORTH = 0.1  # accept length that ten times the data should bring, to be worth it
 
 
@@ -31,7 +33,8 @@ class Evidence:
     the drafter on answers it was trained on. overfit: of a drafter trained on a few answers until nothing improves, on
     these answers; overfit_most: the best possible there, with this vocabulary and these ends. verifications, differing:
     simulated against served; cause: the likeliest cause of what differs.
-    slope, slope_interval: accept length gained by ten times the data. wanted: accept length that would be enough.
+    slope, slope_interval: accept length gained by ten times the data; slope_why: why that is not known. wanted: accept
+    length that would be enough.
     """
 
     num_steps: int
@@ -46,6 +49,7 @@ class Evidence:
     cause: str = ""
     slope: float | None = None
     slope_interval: tuple[float, float] | None = None
+    slope_why: str = ""
     wanted: float | None = None
 
     def __post_init__(self):
@@ -54,6 +58,21 @@ class Evidence:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name}={value}: an accept length of a chain of {self.num_steps} lies in 1..{most}")
+
+
+def slope_fields(curve: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of `Evidence` that a curve.json of 07_scaling gives (None: there is none): slope and interval, or why
+    there is no slope."""
+    if curve is None:
+        return {"slope_why": "run 07_scaling, and name its run in scaling_run"}
+    if "slope" not in curve:
+        return {"slope_why": "that run of 07_scaling tells no slope: run it again"}
+    if curve["vary"] not in ("rows", "tokens"):
+        return {"slope_why": f"that run of 07_scaling varies {curve['vary']}, not the data"}
+    if len({point["amount"] for point in curve["points"]}) < 3:
+        return {"slope_why": "that run of 07_scaling has fewer than three amounts of data"}
+    slope, low, high = curve["slope"]
+    return {"slope": slope, "slope_interval": (low, high)}
 
 
 @dataclass(frozen=True)
@@ -163,10 +182,46 @@ def _gap(e: Evidence) -> Line:
 def _slope(e: Evidence) -> Line:
     question = "does more data help"
     if e.slope is None:
-        return Line(question, "not measured", "missing")
+        return Line(question, f"not measured: {e.slope_why}" if e.slope_why else "not measured", "missing")
     interval = f" [{e.slope_interval[0]:+.2f}, {e.slope_interval[1]:+.2f}]" if e.slope_interval else ""
     low, high = e.slope_interval or (e.slope, e.slope)
     found = f"{e.slope:+.2f}{interval} accept length by ten times the data"
     if low <= 0 and high >= WORTH:
         return Line(question, f"{found}: too uncertain to say", "missing")
     return Line(question, found, "good" if low > 0 and high >= WORTH else "bad")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One thing that must hold, what was found, and whether it does."""
+
+    check: str
+    found: str
+    ok: bool
+
+
+def checks(
+    e: Evidence, controls: Mapping[str, float], shuffled: float | None, same_text: int, answers: int
+) -> list[Checked]:
+    """What must hold whatever the drafter is worth; questions that were not asked are left out.
+
+    controls: accept lengths of drafters or states that hold no information. shuffled: accept length of answers learned
+    by heart from a shuffled teacher. same_text: of `answers` served, how many are plain greedy decoding's.
+    """
+    worst, low = max(controls.values()), e.heldout_interval[0] if e.heldout_interval else e.heldout
+    found = [
+        Checked("simulated = served, cycle by cycle", _parity(e).found, e.differing == 0),
+        Checked("speculation is lossless", f"{same_text} of {answers} answers equal", same_text == answers),
+        Checked("controls fail", _named(controls), worst - 1 < CONTROL_SHARE * (e.heldout - 1)),
+        Checked("the drafter beats them", f"{e.heldout:.2f}, at least {low:.2f}", low > worst),
+    ]
+    if e.overfit is not None:
+        found.append(Checked("it learns a few answers by heart", _overfit(e).found, _overfit(e).says == "good"))
+        if shuffled is not None:
+            fails = shuffled - 1 < CONTROL_SHARE * (e.overfit - 1)
+            found.append(Checked("it does not from a shuffled teacher", f"{shuffled:.2f}", fails))
+    return found
+
+
+def _named(lengths: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {length:.2f}" for name, length in lengths.items())

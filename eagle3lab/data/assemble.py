@@ -16,24 +16,24 @@ __all__ = ["assemble_corpus", "completions_of", "parse_weights", "prepared_promp
 def prepared_prompts(prepared: str | Path) -> Iterator[dict[str, Any]]:
     """Prompts of all sets of a prepared folder and of its benchmark suites, as merging needs them: without messages,
     ids as arrays."""
-    needed = ("id", "set", "split", "prompt_ids", "reference_ids", "reference_cut")
+    columns, ids = ("id", "set", "split", "reference_cut"), ("prompt_ids", "reference_ids")
     folder = Path(prepared)
     for file in [*sorted(folder.glob("[!.]*/prompts.jsonl")), folder / "suites.jsonl"]:
         if file.exists():
-            for row in read_token_lines(file, ("prompt_ids", "reference_ids")):
-                yield {name: row[name] for name in needed if name in row}
+            yield from read_token_lines(file, columns, ids)
 
 
 def prepared_samples(prepared: str | Path) -> Iterator[dict[str, Any]]:
     """Corpus rows of the sets whose answers are the target's own, ids as arrays."""
+    columns = ("id", "set", "split", "origin", "loss_spans", "finish_reason")
     for file in sorted(Path(prepared).glob("[!.]*/tokenized.jsonl")):
-        yield from read_token_lines(file, ("input_ids",))
+        yield from read_token_lines(file, columns, ("input_ids",))
 
 
 def completions_of(path: str | Path) -> Iterator[dict[str, Any]]:
     """The target's answers from completions.jsonl, as merging needs them, ids as arrays. CorpusError for a file whose
     last line is cut off: repair it first (`read_jsonl(path, repair=True)`)."""
-    return read_token_lines(path, ("prompt_ids", "output_ids"))
+    return read_token_lines(path, ("id", "finish_reason"), ("prompt_ids", "output_ids"))
 
 
 def assemble_corpus(

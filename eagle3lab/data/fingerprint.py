@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -12,10 +13,13 @@ from types import CodeType
 from typing import Any
 
 from eagle3lab.data.adapters import ADAPTERS
+from eagle3lab.data.chat import load_tokenizer
 from eagle3lab.data.limits import Limits
 from eagle3lab.data.sources import SetSpec
 from eagle3lab.data.text import digest
 from eagle3lab.workbench.files import sha256_file
+
+_PIECES, _PIECE_BYTES = 32, 1 << 16  # of a weight file
 
 
 def preparation_fingerprint(
@@ -25,11 +29,13 @@ def preparation_fingerprint(
     context_length: int | None,
     end_ids: set[int] | None,
     blocked: Mapping[str, str],
+    origin: Mapping[str, Any] | None = None,
 ) -> str:
-    """Hash of the set's rows and settings, the target's tokenizer, the limits, the benchmarks and the code."""
+    """Hash of the set's rows and settings, the target's tokenizer, the limits, the benchmarks and the code. `origin` is
+    `spec.origin()`, where it is known already."""
     parts = {
         "set": asdict(spec) | {"path": None},  # a copy elsewhere is the same set: its hash is in the origin
-        "origin": spec.origin(),
+        "origin": origin or spec.origin(),
         "limits": asdict(limits),
         "context_length": context_length,
         "end_ids": sorted(end_ids or ()),
@@ -51,6 +57,32 @@ def tokenizer_digest(tokenizer: Any) -> str:
         added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items())
         state = json.dumps([type(tokenizer).__name__, tokens, added])
     return digest(json.dumps([state, str(tokenizer.chat_template), tokenizer.eos_token_id]))
+
+
+def target_fingerprint(folder: str | Path, parts: Collection[str] = ("target", "template")) -> dict[str, str]:
+    """What a target's hidden states and token ids depend on: "target", its config and weights, and "template", its
+    tokenizer with the chat template that it renders with, in whichever file that lies."""
+    digests = {
+        "target": lambda: weights_digest(Path(folder)),
+        "template": lambda: tokenizer_digest(load_tokenizer(folder)),
+    }
+    return {part: digests[part]() for part in parts}
+
+
+def weights_digest(folder: Path) -> str:
+    """Hash of config.json, of every weight file's name and size, and of pieces spread evenly over it, its header first.
+
+    All bytes of a large target would take an hour to read; training changes weights everywhere.
+    """
+    sha = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        sha.update(f"{path.name} {size}".encode())
+        with open(path, "rb") as file:
+            for i in range(_PIECES):
+                file.seek(max(0, size - _PIECE_BYTES) * i // (_PIECES - 1))
+                sha.update(file.read(_PIECE_BYTES))
+    return sha.hexdigest()
 
 
 def code_digest(function: Callable) -> str:

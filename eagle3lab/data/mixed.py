@@ -1,6 +1,6 @@
 """Held-out prompts of several sets, taken in turn."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ def in_turn(by_set: Mapping[str, list], limit: int | None = None) -> list:
     return mixed[:limit]
 
 
-def mixed_prompts(prepared: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """Held-out prompt rows of a prepared folder (sets, then benchmark suites), taken in turn, at most `limit`."""
+def mixed_prompts(prepared: str | Path, limit: int | None = None, only: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Held-out prompt rows of a prepared folder (sets, then benchmark suites), taken in turn, at most `limit`.
+
+    only: names of sets and suites to take them from; none: all. ValueError for a name that has none there.
+    """
     folder = Path(prepared)
     rows = [row for one in sorted(folder.glob("[!.]*/")) for row in read_prompts(one, "heldout")]
     by_set: dict[str, list] = {}
     for row in rows + read_jsonl(folder / "suites.jsonl"):
         by_set.setdefault(row["set"], []).append(row)
-    return in_turn(by_set, limit)
+    if missing := sorted(set(only) - by_set.keys()):
+        raise ValueError(
+            f"{folder} has no held-out prompts of {', '.join(missing)}, only of {', '.join(by_set)}: "
+            "name the suite or set in notebook 01, so that none of its prompts is trained on"
+        )
+    return in_turn({name: found for name, found in by_set.items() if not only or name in only}, limit)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,7 +38,7 @@ class WithoutRepeats:
         for row in self.rows:
             self.counts["input"] += 1
             stem, key = row_stem(row["id"])
-            content = blake2b(content_bytes(row), digest_size=16).digest()
+            content = sha256(content_bytes(row)).digest()
             if key is not None and first_stem.setdefault(key, stem) != stem:
                 self.skipped["same_text"] += 1
             elif content in contents:
@@ -70,6 +70,7 @@ class Shuffled:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         import pyarrow as pa
 
+        self._places: dict[str, float] = {}
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=self.folder, prefix=".shuffle-") as scratch:
             files = [Path(scratch) / f"{n}.arrow" for n in range(self.buckets)]
@@ -78,7 +79,7 @@ class Shuffled:
                 with pa.OSFile(str(file), "rb") as source, pa.ipc.open_stream(source) as reader:
                     rows = [row for batch in reader for row in rows_of(batch)]
                 file.unlink()
-                for row in sorted(rows, key=lambda row: (self._place(row["id"]), row["id"])):
+                for row in sorted(rows, key=lambda row: (self._places[row["id"]], row["id"])):
                     if last is not None and row["split"] == "train" and self._rank(row["id"]) > last[row["set"]]:
                         self.skipped["weight"] += 1
                         continue
@@ -95,7 +96,8 @@ class Shuffled:
         try:
             for row in self.rows:
                 self.counts["input"] += 1
-                bucket = int(self._place(row["id"]) * len(files))
+                place = self._places[row["id"]] = share(self.seed, f"shuffle:{row['id']}")
+                bucket = int(place * len(files))
                 waiting[bucket].append(row)
                 if len(waiting[bucket]) == _FLUSH_ROWS:
                     writers[bucket].write_batch(batch_of(waiting[bucket]))
@@ -112,9 +114,6 @@ class Shuffled:
             return None
         kept = quotas({name: len(values) for name, values in ranks.items()}, self.weights)
         return {name: sorted(values)[kept[name] - 1] if kept[name] else -1.0 for name, values in ranks.items()}
-
-    def _place(self, row_id: str) -> float:
-        return share(self.seed, f"shuffle:{row_id}")
 
     def _rank(self, row_id: str) -> float:
         return share(self.seed, f"mixture:{row_id}")

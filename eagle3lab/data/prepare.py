@@ -23,6 +23,7 @@ from eagle3lab.data.choice import Choice
 from eagle3lab.data.filters import row_filter
 from eagle3lab.data.fingerprint import preparation_fingerprint
 from eagle3lab.data.limits import SETTINGS, Limits
+from eagle3lab.data.records import RecordsError
 from eagle3lab.data.shape import Shaper
 from eagle3lab.data.sources import SetSpec, open_rows, pinned
 from eagle3lab.data.suites import benchmark_texts
@@ -61,13 +62,15 @@ def prepare_set(
     tokenizer's eos). `blocked` maps normalised benchmark texts to their ids (default: `benchmark_texts()`). `seen`
     holds text keys of rows kept from other sets; pass one set object to several calls to de-duplicate across them,
     it is added to. `on_progress(rows_read)` is called every 500 rows. Raises ValueError for impossible limits,
-    ChatError for a tokenizer that disagrees with its own chat template, and RecordsError for a malformed file.
+    ChatError for a tokenizer that disagrees with its own chat template, and RecordsError for a malformed file or one
+    that changes while it is read.
     """
     limits.check(context_length)
     check_as_served(tokenizer)
     spec = pinned(spec)
     blocked = benchmark_texts() if blocked is None else blocked
-    fingerprint = preparation_fingerprint(spec, tokenizer, limits, context_length, end_ids, blocked)
+    origin = spec.origin()
+    fingerprint = preparation_fingerprint(spec, tokenizer, limits, context_length, end_ids, blocked, origin)
     shaper = Shaper(spec, tokenizer, limits, context_length, end_ids)
     with atomic_folder(Path(out_dir) / spec.name) as folder:
         with ExitStack() as stack:
@@ -88,6 +91,8 @@ def prepare_set(
                 one.fall("error", entry["record"], None, "unreadable_record", entry["reason"])
             keys = one.write(prompts, tokenized)
         summary = one.summary(lost) | {"fingerprint": fingerprint}
+        if summary["origin"] != origin:
+            raise RecordsError(f"set {spec.name!r}: {spec.path} changed while it was read; start again when it rests")
         write_json_atomic(folder / "summary.json", summary)
     if seen is not None:
         seen.update(keys)
@@ -125,7 +130,7 @@ class _Pass:
         self.input = 0
 
     def offer(self, number: int, row: Any) -> None:
-        """Take in one raw row: it is kept, or falls with its reason."""
+        """Take in one raw row: it is kept, or falls with its reason. One that breaks its adapter is an error, too."""
         self.input += 1
         key = None
         try:
@@ -139,6 +144,10 @@ class _Pass:
             self.fall("error", number, key, error.reason, error.detail)
         except RowSkipped as skip:
             self.fall("skipped", number, key, skip.reason, skip.detail)
+        except (OSError, MemoryError):  # the disk or the machine is at fault, not the row
+            raise
+        except Exception as error:
+            self.fall("error", number, key, "broken_row", f"{type(error).__name__}: {error}")
 
     def fall(self, kind: str, number: int, key: str | None, reason: str, detail: str) -> None:
         """Count a row that is not kept and write down why."""

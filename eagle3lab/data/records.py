@@ -86,6 +86,10 @@ class JsonArray:
                         self._lose(number, f"the file ends inside the record ({error.msg})")
                         return
                     self._more()
+                except (ValueError, RecursionError) as error:  # a number of 5,000 digits, lists in lists in lists
+                    raise RecordsError(
+                        f"{self.name}: record {number} (byte {self._byte}) cannot be read: {error}; remove that record"
+                    ) from error
             yield row
             self._take(end)
             number += 1

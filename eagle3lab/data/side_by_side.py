@@ -25,10 +25,10 @@ from eagle3lab.data.limits import SetPlan
 from eagle3lab.data.prepare import OF_ANOTHER_SET, prepare_set, read_prompts, read_tokenized
 from eagle3lab.data.sources import pinned
 from eagle3lab.data.suites import ALWAYS_BLOCKED, benchmark_texts
+from eagle3lab.data.summary import ORDER
 from eagle3lab.data.text import row_stem
 from eagle3lab.workbench.files import iter_jsonl, read_json, write_json_atomic
 
-ORDER = "sets.json"
 _STALE = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]+\.(tmp|old)\Z")
 
 
@@ -90,7 +90,7 @@ def prepare_sets(
     workers: int | None = None,
     on_progress: Callable[[str, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Prepare the sets into the folder of `preparation`; returns their summaries in order, also in sets.json.
+    """Prepare the sets into the folder of `preparation`; returns their summaries in order, also in `ORDER`.
 
     `workers` processes work side by side (None: one a core, at most one a set); sets whose adapter was made in a
     notebook are prepared in this process, because no other one knows it. `on_progress(set, rows_read)`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from eagle3lab.workbench.files import sha256_file
 
 Rows = JsonArray | JsonLines | OneRecord | ParquetRows | CsvRows | FolderRows | HubRows
 HUB = "hub:"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # hidden folders are no sets
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,11 @@ def set_spec(text: str) -> SetSpec:
     adapter, place = rest
     if adapter not in ADAPTERS:
         raise ValueError(f"set {name!r}: unknown adapter {adapter!r}; known: {', '.join(ADAPTERS)}")
-    if not name or not set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."):
-        raise ValueError(f"set name {name!r} names a folder: letters, digits, `_`, `-` and `.` only")
+    if not _NAME.fullmatch(name) or name.endswith((".json", ".jsonl")):
+        raise ValueError(
+            f"set name {name!r} names a folder: letters, digits, `_`, `-` and `.` only, a letter or digit first, "
+            "and not the ending of a file"
+        )
     base = replace(SETS.get(name, SetSpec(name, adapter)), adapter=adapter)
     if place.startswith(HUB):
         return replace(base, path=None, package=None, member=None, hub=place.removeprefix(HUB))

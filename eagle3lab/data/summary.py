@@ -5,8 +5,12 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from eagle3lab.workbench.files import read_json
+
+ORDER = "sets.json"  # of a prepared folder: the summaries of its sets, in the order they were asked for
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -61,3 +65,8 @@ def quantiles(lengths: Iterable[int]) -> dict[str, float]:
 
     found = {name: at(value) for name, value in _QUANTILES.items()}
     return {"sum": sum(ordered), "min": ordered[0]} | found | {"max": ordered[-1]}
+
+
+def set_summaries(prepared: str | Path) -> list[dict[str, Any]]:
+    """The summaries of a prepared folder's sets, in the order in which they were asked for."""
+    return read_json(Path(prepared) / ORDER)

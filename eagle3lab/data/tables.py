@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -115,8 +116,8 @@ class HubRows:
             from datasets import load_dataset
         except ImportError as error:
             raise RecordsError(
-                f"{self.hub} is on the hub, and the `datasets` library is not installed: `pip install datasets`, or "
-                f"download its files and name them: NAME:ADAPTER:PATH"
+                f"{self.hub} is on the hub, and the `datasets` library is not installed: install the extra `hub` "
+                f"(`pip install -e '.[hub]'`), or download its files and name them: NAME:ADAPTER:PATH"
             ) from error
         options = {"name": self.config, "data_files": self.files, "revision": self.revision}
         options = {name: value for name, value in options.items() if value}
@@ -136,11 +137,17 @@ def files_of(folder: Path) -> list[Path]:
 
 @contextmanager
 def open_records(path: str | Path) -> Iterator[JsonArray | JsonLines | CsvRows | ParquetRows | OneRecord]:
-    """The rows of one file by its ending: Parquet, CSV, or JSON in any of its forms; .gz is unpacked on the way."""
+    """The rows of one file by its ending: Parquet, CSV, or JSON in any of its forms; .gz is unpacked on the way, and
+    refused (RecordsError) where it is cut off or damaged."""
     path = Path(path)
     plain = Path(path.name.removesuffix(".gz"))
     if plain.suffix == ".parquet":
         yield ParquetRows(path)
         return
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
-        yield CsvRows(stream, path.name) if plain.suffix == ".csv" else records_of(stream, path.name)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
+            yield CsvRows(stream, path.name) if plain.suffix == ".csv" else records_of(stream, path.name)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordsError(
+            f"{path.name} is cut off or damaged ({error}); fetch it again, or unpack what is left of it"
+        ) from error

@@ -86,7 +86,7 @@ def mask_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, An
     streaming.
 
     trained: tokens with loss; answers: loss spans; answer_tokens: quantiles of their lengths; open_end: rows whose last
-    answer was cut off (finish_reason "length"), so that its end is not learned. MaskError for a bad mask.
+    answer was cut off (finish_reason other than "stop"), so that its end is not learned. MaskError for a bad mask.
     """
     counts: dict[str, Counter] = {}
     lengths: dict[str, list[int]] = {}
@@ -95,7 +95,7 @@ def mask_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, An
         found = [end - start for start, end in row["loss_spans"]]
         count = counts.setdefault(row["set"], Counter())
         count.update(rows=1, tokens=len(row["input_ids"]), trained=sum(found), answers=len(found))
-        count["open_end"] += row["finish_reason"] == "length"
+        count["open_end"] += row["finish_reason"] != "stop"
         lengths.setdefault(row["set"], []).extend(found)
     return {
         name: {key: count[key] for key in ("rows", "tokens", "trained", "answers", "open_end")}

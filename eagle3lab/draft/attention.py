@@ -1,16 +1,23 @@
 """Attention of the training-time test: causal over step-0 keys, plus one key per later step at the slot itself.
 
-Shapes: N anchors, S slots, B rows, T longest row, Q query heads, G key/value heads, D head size, J steps after step 0.
+Shapes: N anchors, S slots, B rows, T longest row, Q query heads, G key/value heads, D head size, J steps after step 0,
+R query heads of one key/value head.
 
-Two implementations of one function: `dense_attention` (plain torch, any device, the reference) and
-`flash_attention` (CPU): torch's flash kernel over step-0 keys, then the later steps' keys are merged through the
-log-sum-exp. Its backward hands the merged output and log-sum-exp to the flash backward kernel, which then yields the
-exact gradient of the joint softmax, as ring attention does (arXiv 2310.01889).
+Three implementations of one function. `dense_attention`: plain torch, any device, the reference. The others run a fused
+kernel over the step-0 keys and merge the later steps' keys through the log-sum-exp:
+
+    CPU    `_FlashJoint`, torch's flash kernel on a padded grid. Its backward hands the merged output and log-sum-exp to
+           the flash backward kernel, which then yields the exact gradient of the joint softmax, as ring attention does
+           (arXiv 2310.01889).
+    CUDA   `flex_joint`, torch's flex_attention on the unpadded slots, compiled; autograd goes through the merge, since
+           flex_attention has a gradient for its log-sum-exp too.
 """
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 aten = torch.ops.aten
 
@@ -29,6 +36,18 @@ class Layout:
         cell_S = batch.row_S * batch.longest + batch.position_S
         return cls(batch.rows, batch.longest, cell_S, cell_S[batch.anchor_N])
 
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """What step-0 keys an anchor sees, for flex_attention: its row's, up to its own. The same for every step."""
+        anchor_cell_N, slot_cell_S = self.anchor_cell_N, self.slot_cell_S
+        row_start_N = anchor_cell_N - anchor_cell_N % self.longest
+
+        def sees(_, __, n, s):
+            return (slot_cell_S[s] <= anchor_cell_N[n]) & (slot_cell_S[s] >= row_start_N[n])
+
+        sizes = anchor_cell_N.numel(), slot_cell_S.numel()
+        return create_block_mask(sees, None, None, *sizes, device=str(slot_cell_S.device))
+
     def grid(self, x_NHD, cell_N, heads=None):
         """Scatters [N, h, D] into a zero grid [B, h, T, D]; `heads` repeats key/value heads up to the query heads."""
         h, D = x_NHD.shape[1:]
@@ -45,6 +64,8 @@ def joint_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
     """Attention output [N, Q, D] of one TTT step; `k_JNGD`, `v_JNGD` are lists of the later steps' keys, values."""
     if q_NQD.device.type == "cpu" and q_NQD.dtype in (torch.bfloat16, torch.float32):
         return _FlashJoint.apply(q_NQD, k0_SGD, v0_SGD, layout, len(k_JNGD), *k_JNGD, *v_JNGD)
+    if q_NQD.device.type == "cuda":
+        return flex_joint(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout, compiled_flex())
     return dense_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout)
 
 
@@ -65,6 +86,29 @@ def dense_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
     for j, v_NGD in enumerate(v_JNGD):
         out_NQD = out_NQD + p_NQC[..., layout.longest + j, None] * v_NGD.repeat_interleave(groups, 1)
     return out_NQD
+
+
+@cache
+def compiled_flex():
+    """flex_attention as a fused kernel. Batches differ in their numbers of slots, so the shapes are dynamic."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def flex_joint(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout, kernel=flex_attention):
+    """The same through flex_attention; uncompiled it runs anywhere, with explicit scores."""
+    N, Q, D = q_NQD.shape
+    G = k0_SGD.shape[1]
+    grids = (x.transpose(0, 1)[None] for x in (q_NQD, k0_SGD, v0_SGD))
+    out_1QND, aux = kernel(*grids, block_mask=layout.block_mask, enable_gqa=Q != G, return_aux=AuxRequest(lse=True))
+    out_NQD, lse_NQ = out_1QND[0].transpose(0, 1), aux.lse[0].T.float()
+    if not len(k_JNGD):
+        return out_NQD
+    k_JNGD, v_JNGD = torch.stack(list(k_JNGD)), torch.stack(list(v_JNGD))
+    score_JNGR = torch.einsum("ngrd,jngd->jngr", q_NQD.view(N, G, Q // G, D), k_JNGD).float() * D**-0.5
+    joint_NQ = torch.logsumexp(torch.cat([lse_NQ[None], score_JNGR.flatten(2)]), dim=0)
+    p_JNGR = (score_JNGR - joint_NQ.view(N, G, Q // G)).exp().to(q_NQD.dtype)
+    extra_NQD = torch.einsum("jngr,jngd->ngrd", p_JNGR, v_JNGD).reshape(N, Q, D)
+    return out_NQD * (lse_NQ - joint_NQ).exp().to(q_NQD.dtype)[..., None] + extra_NQD
 
 
 class _FlashJoint(torch.autograd.Function):

@@ -27,7 +27,10 @@ class CheckpointError(ValueError):
 
 
 def engine_config(c: DraftConfig) -> dict:
-    """config.json of the drafter. Aux layer ids are left out when they are the engines' own default."""
+    """config.json of the drafter. Aux layer ids are left out when they are the engines' own default.
+
+    Raises ValueError for aux layers that SGLang cannot be told to take of this target.
+    """
     eagle = {"use_aux_hidden_state": True}
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -49,14 +52,23 @@ def engine_config(c: DraftConfig) -> dict:
         "tie_word_embeddings": False,
         "eagle_config": eagle,
     }
-    if not are_default(c.aux_layers, c.target_num_layers):
+    if not are_default(c.aux_layers, c.target_num_layers, c.target_architecture):
         # SGLang reads the ids in eagle_config; vLLM prefers the top-level ones, which are hs indices.
-        eagle["eagle_aux_hidden_state_layer_ids"] = sglang_layer_ids(c.aux_layers)
+        eagle["eagle_aux_hidden_state_layer_ids"] = sglang_layer_ids(c.aux_layers, c.target_architecture)
         config["eagle_aux_hidden_state_layer_ids"] = list(c.aux_layers)
     for flag in ("fc_norm", "norm_output"):
         if getattr(c, flag):
             config[flag] = True
     return config
+
+
+def check_export(config: DraftConfig, engine: str = SERVER) -> None:
+    """What `export_draft` would refuse of a drafter's sizes and switches, so that it is known before the training.
+
+    Raises EngineError (see `require_engine`), and ValueError as `engine_config` does.
+    """
+    require_engine(config, engine)
+    engine_config(config)
 
 
 def export_draft(
@@ -70,7 +82,7 @@ def export_draft(
     Raises CheckpointError when the written folder does not give back the same tensors and the same logits.
     """
     folder = Path(folder)
-    require_engine(draft.config, engine)
+    check_export(draft.config, engine)
     vocab = VocabMap(draft.target_ids_W.cpu(), draft.config.vocab_size)
     tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.state_dict().items()}
     if draft.config.owns_embedding:

@@ -5,6 +5,11 @@ Shapes: A aux layers, H draft hidden, G target hidden, W draft vocabulary, V tar
 
 from dataclasses import asdict, dataclass
 
+FREE = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "fc_norm",
+    "norm_output", "rms_norm_eps", "rope_theta", "max_position_embeddings",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class DraftConfig:
@@ -13,6 +18,8 @@ class DraftConfig:
     fc_norm and norm_output are EAGLE-3.1: an RMSNorm on each aux state before `fc`, and the output after the final norm
     (instead of before it) as what the next step is fed. Which engines know them: `engine_support.py`.
     A drafter whose width differs from the target's carries an embedding of its own (`owns_embedding`).
+    target_architecture: `architectures[0]` of the target's config.json; it decides how SGLang writes aux layers
+    (`aux_layers.py`), "" is llama-like.
     Raises ValueError for sizes that do not fit together, and for A * G = H: SGLang tells target states from fed-back
     features by their width alone and would skip `fc` without a word.
     """
@@ -32,6 +39,7 @@ class DraftConfig:
     max_position_embeddings: int = 4096
     fc_norm: bool = False
     norm_output: bool = False
+    target_architecture: str = ""
 
     def __post_init__(self):
         object.__setattr__(self, "aux_layers", tuple(self.aux_layers))
@@ -67,9 +75,12 @@ class DraftConfig:
     def for_target(cls, target_config, aux_layers, draft_vocab_size, **changes):
         """The default drafter of a target: same width, heads and RoPE base as the target's own layers.
 
-        `changes` are fields that shall differ; None among them means the default. RoPE scaling is left out on purpose:
-        a drafter needs no relation to the target's positions, only the same positions in training and serving.
+        `changes` are fields that shall differ; None among them means the default. ValueError for a name that is none of
+        those the drafter is free in. RoPE scaling is left out on purpose: a drafter needs no relation to the target's
+        positions, only the same positions in training and serving.
         """
+        if unknown := changes.keys() - set(FREE):
+            raise ValueError(f"a drafter has no {', '.join(map(repr, sorted(unknown)))} to choose; {', '.join(FREE)}")
         c = target_config
         heads = c.num_attention_heads
         latent_attention = getattr(c, "kv_lora_rank", None) is not None  # MLA has no per-head k/v to imitate
@@ -90,6 +101,7 @@ class DraftConfig:
             "rms_norm_eps": float(c.rms_norm_eps),
             "rope_theta": float(rope_theta(c)),
             "max_position_embeddings": c.max_position_embeddings,
+            "target_architecture": (getattr(c, "architectures", None) or [""])[0],
         }
         return cls(**values | {name: value for name, value in changes.items() if value is not None})
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from eagle3lab.draft.aux_layers import check_aux_layers, layers_sglang_reads
-from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, CheckpointError
+from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, TRAINING, CheckpointError, load_draft
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.vocab import VocabError, VocabMap
@@ -28,6 +28,18 @@ LLAMA_KIND = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Specula
 _RENAMED = (("model.", ""), ("layers.0.", "midlayer."), ("aux_norm_low", "fc_norm.0"), ("aux_norm_mid", "fc_norm.1"),
             ("aux_norm_high", "fc_norm.2"))  # fmt: skip
 _NOT_USED = ("t2d", "rotary_emb.inv_freq")
+
+
+def open_draft(
+    folder: str | Path, target_folder: str | Path, embed_VH: torch.Tensor, aux_layers: list[int] | None = None
+) -> Eagle3Draft:
+    """The drafter of any folder, float32: one of this project strictly (`load_draft`), another by `import_draft`.
+
+    aux_layers: hs indices, for a folder of others that does not say them as it means them. CheckpointError as both.
+    """
+    if (Path(folder) / TRAINING).is_file():
+        return load_draft(folder, embed_VH)
+    return import_draft(folder, target_folder, embed_VH, aux_layers)
 
 
 def import_draft(
@@ -43,11 +55,11 @@ def import_draft(
     sizes = _sizes(config)
     _refuse(folder, config, sizes)
     target = read_json(Path(target_folder) / CONFIG)
-    text = target.get("text_config") or target
+    text, architecture = target.get("text_config") or target, (target.get("architectures") or [""])[0]
     try:
         ids_W = _target_ids(tensors.pop("d2t", None), len(tensors["lm_head.weight"]), embed_VH.shape[0])
-        layers = aux_layers or _layers(config, text["num_hidden_layers"], (target.get("architectures") or [""])[0])
-        wanted = _config(config, sizes, text, ids_W, check_aux_layers(layers, text["num_hidden_layers"]))
+        layers = aux_layers or _layers(config, text["num_hidden_layers"], architecture)
+        wanted = _config(config, sizes, text, ids_W, check_aux_layers(layers, text["num_hidden_layers"]), architecture)
         if wanted.owns_embedding:
             embed_VH = tensors.pop(EMBEDDING)
     except KeyError as error:
@@ -130,7 +142,9 @@ def _layers(config: dict, num_layers: int, architecture: str) -> list[int]:
     return layers_sglang_reads(inside, num_layers, architecture)
 
 
-def _config(config: dict, sizes: dict, target: dict, ids_W: torch.Tensor, layers: list[int]) -> DraftConfig:
+def _config(
+    config: dict, sizes: dict, target: dict, ids_W: torch.Tensor, layers: list[int], architecture: str
+) -> DraftConfig:
     heads, parameters = sizes["num_attention_heads"], sizes.get("rope_parameters") or {}
     return DraftConfig(
         hidden_size=sizes["hidden_size"],
@@ -148,4 +162,5 @@ def _config(config: dict, sizes: dict, target: dict, ids_W: torch.Tensor, layers
         max_position_embeddings=sizes.get("max_position_embeddings", 4096),
         fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
         norm_output=bool(config.get("norm_output")),
+        target_architecture=architecture,
     )

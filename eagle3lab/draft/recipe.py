@@ -83,7 +83,13 @@ class Recipe:
 
     @classmethod
     def of(cls, parameters, **changes) -> "Recipe":
-        """The recipe in a notebook's parameters: a knob is a parameter of the same name; others keep their default."""
+        """The recipe in a notebook's parameters: a knob is a parameter of the same name; others keep their default.
+
+        `changes` are further knobs. ValueError names one that the recipe does not have.
+        """
+        if unknown := changes.keys() - {field.name for field in fields(cls)}:
+            known = ", ".join(field.name for field in fields(cls))
+            raise ValueError(f"the recipe has no {', '.join(map(repr, sorted(unknown)))}; it has {known}")
         named = [field.name for field in fields(cls) if hasattr(parameters, field.name)]
         return cls(**{name: getattr(parameters, name) for name in named} | changes)
 

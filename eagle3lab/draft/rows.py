@@ -115,11 +115,6 @@ def training_rows(store, split: str, recipe: Recipe) -> TrainingRows:
     return TrainingRows(lengths, pieces, counts)
 
 
-def trainable_lengths(store, split: str, recipe: Recipe) -> dict[str, int]:
-    """The lengths of `training_rows`."""
-    return training_rows(store, split, recipe).lengths
-
-
 def heldout_rows(store, split: str = "heldout", limit: int | None = None) -> list[str]:
     """Ids of rows with an answer of at least three tokens, spread evenly over the split; none is fine."""
     chosen = []

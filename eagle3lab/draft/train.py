@@ -8,25 +8,34 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from eagle3lab.draft import state
-from eagle3lab.draft.batch import make_batch
+from eagle3lab.draft.batch import TTTBatch, make_batch
 from eagle3lab.draft.decode import simulated_commits
-from eagle3lab.draft.diverged import TrainingDiverged, stop_diverged
+from eagle3lab.draft.diverged import stop_diverged
 from eagle3lab.draft.order import training_plan
 from eagle3lab.draft.recipe import Recipe, schedule
-from eagle3lab.draft.rows import trainable_lengths
 from eagle3lab.draft.sharded import ShardedStep
-from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.step import OptimizerStep
 from eagle3lab.draft.team import ALONE, Team
 from eagle3lab.features import lock
+from eagle3lab.features.stream import read_ahead
 
-__all__ = ["Trainer", "TrainingDiverged", "new_draft", "trainable_lengths"]
+AHEAD = 1  # optimizer steps whose rows are read while one is trained
+
+
+@dataclass
+class ReadStep:
+    """This process's part of an optimizer step: the rows of its micro-batches by piece id, and those of any one where
+    it has one less than other processes."""
+
+    micro_batches: list[dict[str, object]]
+    idle: dict[str, object] | None
 
 
 class Trainer:
@@ -36,7 +45,9 @@ class Trainer:
     reads (rows.py makes both from a feature store). target_head_VH: the target's output matrix, whose rows of the draft
     vocabulary make the teacher. folder: checkpoints go there; an unfinished training of the same identity continues
     from its newest one. heldout: ids of rows to measure the accept length on. team: the processes that train together;
-    all of them run this code, the first one writes. sharded: weights and moments are split over the team.
+    all of them run this code, the first one writes. sharded: weights and moments are split over the team. ahead: the
+    rows of so many optimizer steps are read in another thread while one is trained; 0 where reading is work for the
+    same processor.
 
     Raises ValueError for more processes than micro-batches of a step, and StateError for a checkpoint of another
     training.
@@ -54,6 +65,7 @@ class Trainer:
         heldout: Sequence[str] = (),
         team: Team = ALONE,
         sharded: bool = False,
+        ahead: int = AHEAD,
     ):
         if team.size > recipe.accumulate:
             raise ValueError(
@@ -61,7 +73,7 @@ class Trainer:
                 f"{recipe.accumulate}: set it to a multiple of {team.size}"
             )
         self.draft, self.read_row, self.recipe, self.folder = draft, read_row, recipe, Path(folder)
-        self.heldout, self.team = list(heldout), team
+        self.heldout, self.team, self.ahead = list(heldout), team, ahead
         self.plan = training_plan(lengths, recipe.batch_tokens, recipe.accumulate, recipe.epochs, recipe.seed)
         kind = ShardedStep if sharded and team.size > 1 else OptimizerStep
         self.optimizer_step = kind(draft, target_head_VH, recipe, team)
@@ -106,17 +118,23 @@ class Trainer:
         """
         if self.step == self.total_steps:
             return
-        with self._alone_here():
-            yield from self._run(checkpoint_every, log_every, evaluate_every, num_steps or self.recipe.ttt_steps, keep)
+        steps_left = self.plan[self.step :]
+        if self.ahead:
+            reading = read_ahead(steps_left, self.read_step, self.ahead)
+        else:
+            reading = (self.read_step(step) for step in steps_left)
+        with self._alone_here(), closing(reading):
+            steps = num_steps or self.recipe.ttt_steps
+            yield from self._run(reading, checkpoint_every, log_every, evaluate_every, steps, keep)
 
-    def _run(self, checkpoint_every, log_every, evaluate_every, num_steps, keep):
+    def _run(self, reading, checkpoint_every, log_every, evaluate_every, num_steps, keep):
         started, first_step, tokens = time.perf_counter(), self.step, 0
         then, tokens_then = started, 0
-        while self.step < self.total_steps:
+        for read in reading:
             ahead, last = self.step + 1, self.step + 1 == self.total_steps
             evaluate = bool(self.heldout and evaluate_every and (ahead % evaluate_every == 0 or last))
             log = ahead % log_every == 0 or last or evaluate
-            row = self._optimize(self.plan[self.step], measure=log)
+            row = self._optimize(read, measure=log)
             slots = row.pop("slots")
             tokens += slots
             self.step += 1
@@ -146,17 +164,26 @@ class Trainer:
         optimizers, leads = self.optimizer_step.optimizers, self.team.leads
         state.save_state(self.folder, self.draft, optimizers, self.step, self.identity, self.progress, keep, leads)
 
-    def _optimize(self, micro_batches, measure: bool) -> dict:
-        """One optimizer step; nothing is changed when it diverges."""
-        recipe, share = self.recipe, self.team.share(micro_batches)
-        batches = [self._batch(ids) for ids in share]
+    def read_step(self, micro_batches: Sequence[list[str]]) -> ReadStep:
+        """Reads one step of the plan, as far as it is this process's.
+
+        Called ahead of time in another thread, which leaves all large tensor work to the training thread: a second team
+        of OpenMP threads beside the training's would keep both from spinning, and slow every small operation.
+        """
+        share = self.team.share(micro_batches)
         has_less = len(share) * self.team.size < len(micro_batches)
-        sums = self.optimizer_step.gradients(batches, measure, self._batch(micro_batches[0]) if has_less else None)
+        return ReadStep([*map(self._read, share)], self._read(micro_batches[0]) if has_less else None)
+
+    def _optimize(self, read: ReadStep, measure: bool) -> dict:
+        """One optimizer step; nothing is changed when it diverges."""
+        recipe = self.recipe
+        batches = [*map(self._batch, read.micro_batches)]
+        sums = self.optimizer_step.gradients(batches, measure, None if read.idle is None else self._batch(read.idle))
         grad_norm = self.optimizer_step.clip()
         if why := self._divergence(sums.loss, grad_norm, measure):
             self.optimizer_step.forget()
             advice = f"The last good weights are in {self.folder}. Lower lr={recipe.lr} / head_lr={recipe.head_lr}."
-            rows = {piece: self.read_row(piece) for ids in share for piece in ids}
+            rows = {piece: row for micro_batch in read.micro_batches for piece, row in micro_batch.items()}
             stop_diverged(self.folder, self.step, self.team.rank, rows, why, advice)
         factor = schedule(self.step, self.total_steps, recipe)
         self.optimizer_step.apply(factor)
@@ -166,9 +193,11 @@ class Trainer:
             row["in_vocabulary"] = sums.in_vocabulary
         return row
 
-    def _batch(self, piece_ids):
-        rows = [self.read_row(piece) for piece in piece_ids]
-        return make_batch(rows, self.recipe.ttt_steps, self.recipe.loss_mask_kind)
+    def _read(self, piece_ids: Sequence[str]) -> dict[str, object]:
+        return {piece: self.read_row(piece) for piece in piece_ids}
+
+    def _batch(self, rows: Mapping[str, object]) -> TTTBatch:
+        return make_batch(rows.values(), self.recipe.ttt_steps, self.recipe.loss_mask_kind)
 
     def _divergence(self, loss: float, grad_norm: float, measure: bool) -> str | None:
         """Why the training must stop here, None when it need not."""

@@ -16,13 +16,18 @@ from pathlib import Path
 import psutil
 import torch
 
+from eagle3lab.data.fingerprint import target_fingerprint
+from eagle3lab.draft.checkpoint import check_export
+from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.rows import TrainingRows, heldout_rows, training_rows
 from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.target_weights import read_target_weights
 from eagle3lab.draft.team import ALONE, Team
-from eagle3lab.draft.train import Trainer
+from eagle3lab.draft.train import AHEAD, Trainer
 from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.features.layout import check_fingerprint
+from eagle3lab.features.live import LiveFeatures
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.files import append_jsonl, read_json, write_json_atomic
 
@@ -37,7 +42,8 @@ class TrainJob:
     target: local folder of the target. features: the feature store. vocab_map: its vocabulary map. folder: where the
     checkpoints go. sizes: fields of DraftConfig that shall differ from the target's. row_ids: train on these rows only.
     heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes
-    split weights and moments. device: "cpu" or "cuda". The other fields are those of `Trainer.run`.
+    split weights and moments. device: "cpu" or "cuda". serve_with: the engine release that shall run the drafter.
+    The other fields are those of `Trainer.run`.
     """
 
     target: str
@@ -55,6 +61,14 @@ class TrainJob:
     keep: int = 2
     sharded: bool = False
     device: str = "cpu"
+    serve_with: str = SERVER
+
+    def __post_init__(self):
+        if bool(self.heldout_rows) != (self.evaluate_every is not None):
+            raise ValueError(
+                f"heldout_rows={self.heldout_rows} and evaluate_every={self.evaluate_every} go together: how many "
+                "rows, and every how many optimizer steps"
+            )
 
     def save(self, path: str | Path) -> None:
         """Writes the job as JSON; `load` reads it."""
@@ -70,34 +84,47 @@ class TrainJob:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is no training job: {error}") from error
 
-    def rows(self, store: FeatureStore | None = None) -> TrainingRows:
-        """What is trained, from the index of the store."""
-        store = FeatureStore(self.features) if store is None else store
-        rows = training_rows(store, "train", self.recipe)
+    def rows(self, source=None) -> TrainingRows:
+        """What is trained, from the index of the store (or of the `source`, see `trainer`)."""
+        source = FeatureStore(self.features) if source is None else source
+        rows = training_rows(source, "train", self.recipe)
         return rows if self.row_ids is None else rows.subset(self.row_ids)
 
-    def trainer(self, team: Team = ALONE) -> Trainer:
-        """The training, continued from its newest checkpoint where there is one."""
-        store = FeatureStore(self.features)
-        vocab = VocabMap.load(self.vocab_map, store.fingerprint.get("corpus"))
+    def trainer(self, team: Team = ALONE, source=None) -> Trainer:
+        """The training, continued from its newest checkpoint where there is one.
+
+        source: what is read in the store's place and has its interface, such as LiveFeatures.
+        Raises, before anything is trained, FeatureStoreError for features of another target, and what `new_draft`,
+        `check_export` and `Trainer` raise.
+        """
+        source = FeatureStore(self.features) if source is None else source
+        self._check_target(source.fingerprint)
+        vocab = VocabMap.load(self.vocab_map, source.fingerprint.get("corpus"))
         weights = read_target_weights(self.target)
         draft = new_draft(
-            self.target, store.aux_layers, vocab, weights, self.recipe.seed, self.recipe.warm_start, **self.sizes
+            self.target, source.aux_layers, vocab, weights, self.recipe.seed, self.recipe.warm_start, **self.sizes
         )
-        rows = self.rows(store)
+        check_export(draft.config, self.serve_with)
+        rows = self.rows(source)
         device = "cpu" if self.device == "cpu" else f"cuda:{team.rank % torch.cuda.device_count()}"
         return Trainer(
             draft.to(device),
             rows.lengths,
-            rows.reader(store.row),
+            rows.reader(source.row),
             weights.head_VH,
             self.recipe,
             self.folder,
-            {"features": store.fingerprint},
-            heldout_rows(store, limit=self.heldout_rows),
+            {"features": source.fingerprint},
+            heldout_rows(source, limit=self.heldout_rows),
             team,
             self.sharded,
+            0 if device == "cpu" and isinstance(source, LiveFeatures) else AHEAD,
         )
+
+    def _check_target(self, fingerprint: dict) -> None:
+        """The features must be of this target: weights, tokenizer, chat template, as far as their record knows them."""
+        known = {name: fingerprint[name] for name in ("target", "template") if name in fingerprint}
+        check_fingerprint(Path(self.features), known, target_fingerprint(self.target, known))
 
     def run(self, trainer: Trainer) -> Iterator[dict]:
         """Metric rows of the training in this process."""

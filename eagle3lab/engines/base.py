@@ -38,13 +38,14 @@ class Request:
 class Completion:
     """An answer. `output_ids` contains the end token when `finish_reason` is "stop". `seconds` is wall time
     from the start of this request's prefill to its last token (other requests of the batch ran in that time
-    too)."""
+    too), `first_seconds` the part of it up to the first token; None: not observed."""
 
     id: str
     prompt_ids: list[int]
     output_ids: list[int]
     finish_reason: Literal["stop", "length"]
     seconds: float
+    first_seconds: float | None = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -74,14 +75,15 @@ class Engine(Protocol):
     aux_layers: list[int]
     end_ids: frozenset[int]
 
-    def generate(self, requests: Iterable[Request], batch_size: int) -> Iterator[Completion]:
-        """Yields completions as they end, in any order."""
+    def generate(self, requests: Iterable[Request], batch_size: int, streamed: bool = False) -> Iterator[Completion]:
+        """Yields completions as they end, in any order; `streamed` ones tell `first_seconds`."""
 
     def capture(self, rows: Iterable[tuple[str, list[int]]], batch_tokens: int) -> Iterator[Features]:
         """Yields the states of (id, input_ids) rows, in any order."""
 
     def speculate(self, draft, requests: Iterable[Request], num_steps: int) -> Iterator[SpecCompletion]:
-        """Decodes each request with a drafter's folder, in any order; the output is that of greedy `generate`."""
+        """Decodes each request with a drafter's folder, in any order; the output is that of `generate` at the same
+        temperature: the same answer when greedy, the same distribution when sampled."""
 
 
 def check_tokens(row_id: str, input_ids: Collection[int], vocab_size: int) -> None:

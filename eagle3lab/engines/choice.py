@@ -21,6 +21,7 @@ from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.model_files import read_target
 from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
+from eagle3lab.engines.sglang.two import TwoServers
 
 __all__ = ["EngineChoice", "Policy", "Sampling"]
 MOST_RESTARTS = 5  # of a server that was started here and died
@@ -34,7 +35,8 @@ class EngineChoice:
     target   the target's local folder. dtype: of its weights and states. end_ids: tokens that end an answer.
     servers  URLs of SGLang servers that run already; empty: one is started here when it is needed, and ended.
     python, device, options, logs   of a server that is started: its interpreter, "cuda" or "cpu", further flags of
-             `sglang.launch_server`, and the folder of its logs.
+             `sglang.launch_server`, and the folder of its logs. trust_remote_code: it may run the target's own code.
+             cuda_graphs: it replays captured graphs (GPUs only).
     """
 
     engine: Literal["embedded", "sglang"]
@@ -46,6 +48,8 @@ class EngineChoice:
     device: str = "cuda"
     options: Sequence[str] = ()
     logs: str | Path | None = None
+    trust_remote_code: bool = False
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ("embedded", "sglang"):
@@ -56,42 +60,58 @@ class EngineChoice:
     @property
     def spec(self) -> ServerSpec:
         """The server that is started here."""
-        return ServerSpec(str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options))
+        return ServerSpec(
+            str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options),
+            trust_remote_code=self.trust_remote_code, cuda_graphs=self.cuda_graphs,
+        )  # fmt: skip
 
     def layers(self, aux_layers: Iterable[int] | None) -> list[int]:
         """The hs indices to capture: those given, checked, or the default of this target (CollidingLayersError)."""
         count = read_target(self.target).num_layers
         return default_aux_layers(count) if aux_layers is None else check_aux_layers(aux_layers, count)
 
-    def open(self, aux_layers: Iterable[int] | None = None, most_servers: int = 1) -> EmbeddedEngine | SGLangEngine:
-        """The engine, to be used within `with` or closed. `most_servers`: kept running at the same time."""
+    def open(
+        self, aux_layers: Iterable[int] | None = None, most_servers: int = 1
+    ) -> EmbeddedEngine | SGLangEngine | TwoServers:
+        """The engine, to be used within `with` or closed. `most_servers`: kept running at the same time. Of two
+        `servers` the first answers plainly, the second speculates."""
         if self.engine == "embedded":
             return EmbeddedEngine(self.target, self.dtype, aux_layers, end_ids=self.end_ids)
-        if len(self.servers) > 1:
-            raise ValueError(f"one engine needs one server, not {len(self.servers)}: {', '.join(self.servers)}")
-        server = self.servers[0] if self.servers else self.spec
-        return SGLangEngine(
-            server, self.end_ids, aux_layers, self.target, python=self.python, logs=self.logs, max_servers=most_servers
-        )
+        if len(self.servers) > 2:
+            raise ValueError(f"one engine needs one or two servers, not {len(self.servers)}: {', '.join(self.servers)}")
+        options = {"python": self.python, "logs": self.logs, "max_servers": most_servers}
+        engines = [
+            SGLangEngine(server, self.end_ids, aux_layers, self.target, **options)
+            for server in self.servers or [self.spec]
+        ]
+        return TwoServers(*engines) if len(engines) == 2 else engines[0]
 
     def answer(
-        self, works: Sequence[Work], journal: str | Path, batch_size: int, sampling: Sampling, policy: Policy
+        self,
+        works: Sequence[Work],
+        journal: str | Path,
+        batch_size: int,
+        sampling: Sampling,
+        policy: Policy,
+        retry_set_aside: bool = False,
     ) -> Iterator[View]:
         """Answers all rows that the journal's folder does not hold yet; see `dispatch` and `dispatch_embedded`.
 
-        `batch_size` is the embedded engine's; servers take the partitions' concurrency. A server that was started
-        here and dies is started again, at most `MOST_RESTARTS` times; then GaveUp is raised, with everything kept.
+        `batch_size` is the embedded engine's; servers take the partitions' concurrency. `retry_set_aside`: rows that
+        an earlier start set aside are asked again. A server that was started here and dies is started again, at most
+        `MOST_RESTARTS` times; then GaveUp is raised, with everything kept.
         """
+        target = str(self.target)
         if self.engine == "embedded":
             engine = EmbeddedEngine(self.target, self.dtype, end_ids=self.end_ids)
-            yield from dispatch_embedded(works, engine, journal, str(self.target), batch_size, sampling)
+            yield from dispatch_embedded(works, engine, journal, target, batch_size, sampling, retry_set_aside)
             return
         with ExitStack() as stack:
             server = None if self.servers else stack.enter_context(self._server())
             most = max(work.partition.concurrency for work in works)
             backends = [ServerBackend(url, self.end_ids, most) for url in self.servers or [server.url]]
             restarts = 0
-            for view in dispatch(works, backends, journal, str(self.target), policy, sampling):
+            for view in dispatch(works, backends, journal, target, policy, sampling, retry_set_aside):
                 yield view
                 if server is not None and not server.alive():
                     restarts += 1

@@ -64,8 +64,10 @@ class EmbeddedEngine:
         """The target's output head: logits = last_TH @ lm_head_VH.T."""
         return self.target.model.get_output_embeddings().weight
 
-    def generate(self, requests: Iterable[Request], batch_size: int = 64) -> Iterator[Completion]:
-        """See `engines.generate.generate`."""
+    def generate(
+        self, requests: Iterable[Request], batch_size: int = 64, streamed: bool = True
+    ) -> Iterator[Completion]:
+        """See `engines.generate.generate`. `streamed` is every engine's: here the first token's time is always told."""
         return generate(self.target, requests, batch_size, self.end_ids)
 
     def capture(self, rows: Iterable[tuple[str, list[int]]], batch_tokens: int = 4096) -> Iterator[Features]:

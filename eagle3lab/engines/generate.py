@@ -23,6 +23,7 @@ class _Row:
 
     def __init__(self, request: Request):
         self.request, self.started, self.output = request, time.perf_counter(), []
+        self.first_seconds: float | None = None
         self.uniforms = uniform_stream(request.seed, request.max_tokens) if request.temperature > 0 else None
 
     def finish_reason(self, end_ids) -> str | None:
@@ -32,7 +33,8 @@ class _Row:
 
     def completion(self, reason) -> Completion:
         seconds = time.perf_counter() - self.started
-        return Completion(self.request.id, list(self.request.input_ids), self.output, reason, seconds)
+        told = {"first_seconds": self.first_seconds}
+        return Completion(self.request.id, list(self.request.input_ids), self.output, reason, seconds, **told)
 
 
 def generate(
@@ -81,6 +83,8 @@ def _admit(target, cache, live, waiting):
     last_BTH = target.prefill([row.request.input_ids for row in new], cache)
     ends_B = torch.tensor([len(row.request.input_ids) - 1 for row in new], device=last_BTH.device)
     _choose(target, last_BTH[torch.arange(len(new), device=last_BTH.device), ends_B], new)
+    for row in new:
+        row.first_seconds = time.perf_counter() - row.started
     live += new
 
 

@@ -1,4 +1,4 @@
-"""Chain speculative decoding, greedy and lossless, one request at a time.
+"""Chain speculative decoding, lossless, one request at a time.
 
 Shapes: T tokens, A aux layers, H hidden.
 
@@ -7,9 +7,11 @@ target's feature of x_t and the embedding of x_{t+1} at RoPE position t, and pre
   1. the draft runs the slots whose target features are new (up to slot m-2); the last one predicts d_1 for
      x_m;
   2. it chains: slot m-2+i reads its predecessor's output and d_i, and predicts d_{i+1};
-  3. the target runs [x_{m-1}, d_1 .. d_n] in one forward pass; the longest prefix of drafts that equals its
-     own argmax
-     is committed, and its argmax after that prefix (the bonus token);
+  3. the target runs [x_{m-1}, d_1 .. d_n] in one forward pass and chooses a token of its own in each place: its
+     argmax, or one drawn at the request's temperature with the random number of that place. The longest prefix of
+     drafts that equals its choices is committed, and its choice after that prefix (the bonus token). What is
+     committed is always the target's own choice: drafts only say how many of them may be made at once, so a sampled
+     answer is distributed (and, with the same seed, drawn) as without speculation;
   4. both caches are cut back to the committed tokens. Nothing is recomputed in the target.
 """
 
@@ -19,27 +21,23 @@ from collections.abc import Collection, Iterable, Iterator
 import torch
 
 from eagle3lab.engines.base import Request, SpecCompletion, check_request
+from eagle3lab.engines.sampling import draw, uniform_stream
 from eagle3lab.engines.target import TargetModel, greedy_tokens
 
 
 def speculate(
     target: TargetModel, draft, requests: Iterable[Request], num_steps: int, end_ids: Collection[int]
 ) -> Iterator[SpecCompletion]:
-    """Yields the greedy continuation of each request, in order, with the drafts accepted per verification.
+    """Yields the continuation of each request, in order, with the drafts accepted per verification.
 
     `draft` offers new_cache, fuse, forward_cached, predict (see draft/model.py). A cycle drafts at most
-    what the request may still commit. Raises ValueError for num_steps < 1 and for a sampled request, else
-    as `generate`.
+    what the request may still commit. Raises ValueError for num_steps < 1, else as `generate`.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps}, at least 1 is needed")
     requests = list(requests)
     for request in requests:
         check_request(request, target.vocab_size, target.max_context)
-        if request.temperature != 0:
-            raise ValueError(
-                f"row {request.id!r}: speculation here is greedy, temperature={request.temperature} must be 0"
-            )
     for request in requests:
         yield _Speculation(target, draft, request, num_steps, end_ids).run()
 
@@ -70,6 +68,7 @@ class _Speculation:
         self.kv = target.new_cache(1, self.limit)
         self.draft_kv = draft.new_cache(self.limit)
         self.accepted: list[int] = []
+        self.uniforms = uniform_stream(request.seed, request.max_tokens) if request.temperature > 0 else None
 
     @torch.inference_mode()
     def run(self) -> SpecCompletion:
@@ -78,6 +77,7 @@ class _Speculation:
             last_1TH = self.target.prefill([self.ids], self.kv)
             features_TH = self._features(states, len(self.ids))
             self._commit(self._choices(last_1TH[0, -1:]))
+            first_seconds = time.perf_counter() - started
             while (reason := self._finish_reason()) is None:
                 drafts = self._draft(features_TH)
                 choices = self._verify(drafts)
@@ -90,7 +90,8 @@ class _Speculation:
                 features_TH = self._features(states, committed)
         prompt, output = self.ids[: len(self.request.input_ids)], self.ids[len(self.request.input_ids) :]
         seconds = time.perf_counter() - started
-        return SpecCompletion(self.request.id, prompt, output, reason, seconds, self.accepted)
+        told = {"accepted": self.accepted, "first_seconds": first_seconds}
+        return SpecCompletion(self.request.id, prompt, output, reason, seconds, **told)
 
     def _features(self, states, count):
         """Step-0 features of the first `count` slots of the last target forward pass."""
@@ -123,7 +124,14 @@ class _Speculation:
         return self._choices(last_1TH[0])
 
     def _choices(self, last_TH) -> list[int]:
-        return greedy_tokens(self.target.logits(last_TH), [self.request.id] * last_TH.shape[0]).tolist()
+        """The target's tokens in the next places of the answer, one a row."""
+        logits_TV = self.target.logits(last_TH)
+        greedy_T = greedy_tokens(logits_TV, [self.request.id] * last_TH.shape[0])
+        if self.uniforms is None:
+            return greedy_T.tolist()
+        place = len(self.ids) - len(self.request.input_ids)
+        uniform_T = self.uniforms[place : place + last_TH.shape[0]].to(logits_TV.device)
+        return draw(logits_TV, torch.full_like(uniform_T, self.request.temperature), uniform_T).tolist()
 
     def _commit(self, tokens: list[int]) -> int:
         """Appends tokens up to and with the first end token; returns how many."""

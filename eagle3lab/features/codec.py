@@ -27,6 +27,7 @@ LARGEST_EXPONENT, FP8_MAX_THERE = 120, 240.0  # the next e4m3 value, 256 * 2**12
 LEAST_EXPONENT = -117  # the smallest e4m3 value is 2**-9: with this it stands for 2**-126, the least normal bfloat16
 STATES = ("float32", "bf16", "fp8")
 LOGIT_SLOTS = 64  # slots whose logits exist at one time; blocks of one size keep the heap from falling to pieces
+ONE_THREAD = 32767  # elements up to which torch uses one thread
 LEAST_LOG_P = -1e4  # probabilities below e**-10000 are kept as that, which float16 can hold
 NAME = re.compile(r"(float32|bf16|fp8)(?:\+(float32|bf16|fp8|top([1-9]\d*)))?")
 
@@ -114,8 +115,13 @@ def decode_states(kind: str, name: str, stored: dict[str, torch.Tensor]) -> torc
     """
     if kind != "fp8":
         return stored[name]
-    scale = power_of_two(stored[f"{name}_exponent"].to(torch.int32))
-    return (stored[name].float() * scale[..., None]).to(torch.bfloat16)
+    values, scale = stored[name], power_of_two(stored[f"{name}_exponent"].to(torch.int32))[..., None]
+    states = torch.empty(values.shape, dtype=torch.bfloat16)
+    # in pieces that torch does not spread over threads: this runs beside the training, see Trainer.read_step
+    tokens = max(1, ONE_THREAD // max(1, values[:1].numel()))
+    for to, value, factor in zip(states.split(tokens), values.split(tokens), scale.split(tokens), strict=True):
+        to.copy_(value.float() * factor)
+    return states
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:

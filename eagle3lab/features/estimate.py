@@ -1,21 +1,27 @@
-"""What an extraction will take, from a sample that is really captured and written; refused on too small a disk.
+"""What an extraction will take, from a sample of its rows that is captured first, for good.
 
 Shapes: V target vocabulary, H hidden.
 """
 
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from eagle3lab.features.codec import Codec
 from eagle3lab.features.layout import DiskFullError
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
-from eagle3lab.features.store import FeatureWriter
+
+SAMPLE_ROWS = 16
+
+
+class Row(Protocol):
+    """What is looked at of a row that shall be captured."""
+
+    input_ids: Sequence[int]
+    loss_spans: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,12 @@ class StoreEstimate:
     tokens_per_second: float
 
     def __str__(self):
+        if self.hours >= 1:
+            duration = f"{self.hours:.1f} h"
+        else:
+            duration = f"{self.hours * 60:.0f} min" if self.hours > 1 / 30 else f"{self.hours * 3600:.0f} s"
         return (
-            f"{self.rows:,} rows, {self.tokens:,} tokens: {self.bytes / 1e9:.2f} GB, {self.hours:.2f} h at "
+            f"{self.rows:,} rows, {self.tokens:,} tokens: {self.bytes / 1e9:.3g} GB, {duration} at "
             f"{self.tokens_per_second:,.0f} tokens/s"
         )
 
@@ -45,49 +55,49 @@ class StoreEstimate:
             )
 
 
-def estimate_extraction(
+def estimate_by_sample(
     folder: str | Path,
-    rows: Sequence[dict],
-    capture: Callable[[list[tuple[str, list[int]]]], Iterable],
-    aux_layers: list[int],
+    rows: Sequence[Row],
+    capture: Callable[[Sequence[Row]], None],
+    codec: str,
+    aux_layers: int,
     hidden_size: int,
-    codec: str = "bf16",
-    head_VH: torch.Tensor | None = None,
-    sample_rows: int = 16,
+    vocab_size: int = 0,
 ) -> StoreEstimate:
-    """What `rows` (dicts with id, input_ids and loss_spans) will take in a store at `folder`.
+    """Captures about SAMPLE_ROWS rows spread over `rows`, and says what the others will take.
 
-    `capture` takes (id, input_ids) pairs and yields their states. Every n-th row is captured and written to a folder
-    beside the store that is removed again. Speed is the sample's; bytes follow from the codec, for the real lengths and
-    spans, plus what the sample's files took beyond that. No rows: nothing to do, and a speed of 0.
+    `capture` writes rows to the store at `folder`, and they are durable when it returns. Speed is the sample's, its
+    first row left out; bytes follow from the codec, for the real lengths and spans, plus what the sample's files took
+    beyond that. aux_layers: their number. vocab_size: the target's, for a top-k teacher. ValueError for no rows.
     """
-    folder = Path(folder)
     if not rows:
-        return StoreEstimate(0, 0, 0, 0.0, 0.0)
-    sample = rows[:: max(1, len(rows) // sample_rows)][:sample_rows]
-    by_id = {row["id"]: row for row in sample}
-    list(capture([(sample[0]["id"], sample[0]["input_ids"])]))  # the first pass pays for more than itself
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-sample-", dir=folder.parent) as beside:
-        started = time.perf_counter()
-        writer = FeatureWriter(beside, {}, aux_layers, hidden_size, codec=codec, head_VH=head_VH)
-        for states in capture([(key, row["input_ids"]) for key, row in by_id.items()]):
-            row = by_id[states.id]
-            writer.add(row["id"], row["input_ids"], row["loss_spans"], states.aux_TAH, states.last_TH)
-        writer.close()
-        seconds = time.perf_counter() - started
-        written = sum(path.stat().st_size for path in Path(beside).iterdir())
-    payload, sample_tokens = _payload(sample, codec, aux_layers, hidden_size, head_VH)
-    extra = (written - payload) / len(sample)  # index lines and file headers, a row
-    total, tokens = _payload(rows, codec, aux_layers, hidden_size, head_VH)
-    rate = sample_tokens / seconds
-    return StoreEstimate(len(rows), tokens, round(total + extra * len(rows)), tokens / rate / 3600, rate)
+        raise ValueError("there are no rows to estimate from")
+    folder, chosen = Path(folder), range(0, len(rows), max(1, len(rows) // SAMPLE_ROWS))[:SAMPLE_ROWS]
+    sample, rest = [rows[i] for i in chosen], [row for i, row in enumerate(rows) if i not in chosen]
+    before = _bytes_in(folder)
+    capture(sample[:1])  # the first pass pays for more than itself
+    started = time.perf_counter()
+    capture(sample[1:])
+    seconds = time.perf_counter() - started
+    sizes = codec, aux_layers, hidden_size, vocab_size
+    extra = (_bytes_in(folder) - before - _payload(sample, *sizes)) / len(sample)  # index lines and headers, a row
+    rate = _tokens(sample[1:]) / seconds
+    tokens, size = _tokens(rest), _payload(rest, *sizes) + extra * len(rest)
+    return StoreEstimate(len(rest), tokens, round(size), tokens / rate / 3600 if rate else 0.0, rate)
 
 
-def _payload(rows: Sequence[dict], codec: str, aux_layers, hidden_size: int, head_VH) -> tuple[float, int]:
-    """Bytes of the rows' tensors, and their tokens."""
-    tokens = sum(len(row["input_ids"]) for row in rows)
-    masks = (spans_to_mask(row["loss_spans"], len(row["input_ids"])) for row in rows)
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.exists() else 0
+
+
+def _tokens(rows: Sequence[Row]) -> int:
+    return sum(len(row.input_ids) for row in rows)
+
+
+def _payload(rows: Sequence[Row], codec: str, aux_layers: int, hidden_size: int, vocab_size: int) -> float:
+    """Bytes of the rows' tensors."""
+    tokens = _tokens(rows)
+    masks = (spans_to_mask(row.loss_spans, len(row.input_ids)) for row in rows)
     slots = sum(teacher_slots(mask_T).shape[0] for mask_T in masks)
-    vocab_size = 0 if head_VH is None else head_VH.shape[0]
-    return tokens * Codec.of(codec).bytes_per_token(hidden_size, len(aux_layers), slots / tokens, vocab_size), tokens
+    share = slots / tokens if tokens else 0.0
+    return tokens * Codec.of(codec).bytes_per_token(hidden_size, aux_layers, share, vocab_size)

@@ -9,12 +9,12 @@ from eagle3lab.features.index import Index
 from eagle3lab.features.layout import (
     FORMAT,
     IDENTITY,
-    QUARANTINE,
     STORE,
     FeatureStoreError,
     check_fingerprint,
     identity,
     manifest_path,
+    quarantine_folder,
     read_index,
     read_parts,
     shard_is_whole,
@@ -99,8 +99,8 @@ def checked_index(folder: Path, shards: list[dict]) -> tuple[Index, int]:
 def quarantine(folder: Path, part: str, damage: dict[str, str]) -> "DamagedShardError":
     """Takes shards (name -> what is wrong) out of a part and returns the error to raise.
 
-    Their files go to quarantine/, the part no longer lists them, and the store is unfinished until their rows were
-    captured again. Several readers may do this at once: each leaves the same files behind.
+    Their files are moved to `quarantine_folder`, the part no longer lists them, and the store is unfinished until their
+    rows were captured again. Several readers may do this at once: each leaves the same files behind.
     """
     manifest = read_parts(folder)[part]
     index, _ = read_index(folder, part, manifest["shards"])
@@ -110,13 +110,14 @@ def quarantine(folder: Path, part: str, damage: dict[str, str]) -> "DamagedShard
     manifest |= {"complete": False, **sizes(manifest["shards"])}
     write_json_atomic(manifest_path(folder, part), manifest)
     write_index(folder, part, (row for row in index.rows() if row["shard"] not in damage))
-    (folder / QUARANTINE).mkdir(exist_ok=True)
+    aside = quarantine_folder(folder)
+    aside.mkdir(exist_ok=True)
     for name in damage:
         with suppress(FileNotFoundError):  # it was missing, or another reader was quicker
-            os.replace(folder / name, folder / QUARANTINE / name)
+            os.replace(folder / name, aside / name)
     names = "; ".join(f"{name} ({why})" for name, why in damage.items())
     return DamagedShardError(
-        f"{folder} is damaged: {names}. Moved to {folder / QUARANTINE}; run the extraction again, it captures only the "
+        f"{folder} is damaged: {names}. Moved to {aside}; run the extraction again, it captures only the "
         f"{sum(entry['rows'] for entry in lost)} rows that were in there",
         [row["id"] for row in index.rows() if row["shard"] in damage],
     )

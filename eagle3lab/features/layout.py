@@ -4,7 +4,8 @@
     part-<part>.json             the same for the shards of one writer; `complete` once it was closed
     index-<part>.jsonl           per row: id, split, set, shard, offset, n, last_offset, n_last, loss_spans, crc32
     shard-<part>-00000.safetensors  the tensors of codec.py; rows end to end
-    quarantine/                  damaged shards, moved aside
+
+Beside the folder, <its name>-quarantine/ holds damaged shards that were moved aside.
 
 A shard counts when its part's JSON lists it and the index holds all its rows. That JSON is replaced last, so whatever a
 killed writer left besides is not part of the store.
@@ -20,7 +21,8 @@ from eagle3lab.features.index import Index
 from eagle3lab.workbench.files import atomic_path, read_json
 
 FORMAT = 2
-STORE, QUARANTINE = "store.json", "quarantine"
+STORE = "store.json"
+PLAN = "live.json"  # in the place of a store: rows that are captured when they are read, see live.py
 SIZES = ("rows", "tokens", "teacher_slots", "bytes")
 IDENTITY = ("format", "codec", "vocab_size", "aux_layers", "hidden_size")  # and every field of the fingerprint
 
@@ -49,6 +51,12 @@ def index_path(folder: Path, part: str) -> Path:
 
 def lock_path(folder: Path, part: str) -> Path:
     return folder / f".part-{part}.lock"
+
+
+def quarantine_folder(folder: Path) -> Path:
+    """Beside the store: what is wrong is no part of it, and may be deleted."""
+    folder = folder.absolute()
+    return folder.with_name(f"{folder.name}-quarantine")
 
 
 def shard_name(part: str, number: int) -> str:

@@ -11,7 +11,7 @@ import torch
 from eagle3lab.features.codec import Codec, teacher_tensors, token_tensors
 from eagle3lab.features.encode import FeatureRow, decode_row
 from eagle3lab.features.finish import checked_index, quarantine
-from eagle3lab.features.layout import STORE, FeatureStoreError, check_fingerprint, read_manifest
+from eagle3lab.features.layout import PLAN, STORE, FeatureStoreError, check_fingerprint, read_manifest
 from eagle3lab.features.shardfile import ShardFile, checksum
 
 OPEN_SHARDS = 32  # file handles kept
@@ -28,6 +28,11 @@ class FeatureStore:
 
     def __init__(self, folder: str | Path, expect_fingerprint: dict | None = None):
         self.folder = Path(folder)
+        if (self.folder / PLAN).exists():
+            raise FeatureStoreError(
+                f"{self.folder} holds no states: its rows are captured while a drafter is trained, by notebook 04 and "
+                'in one process; for everything else extract with features "store"'
+            )
         if not (self.folder / STORE).exists():
             raise FeatureStoreError(
                 f"{self.folder} holds no finished feature store; run the extraction, it goes on from here"

@@ -69,8 +69,12 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def missing_files(folder: Path, manifest: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Keys of the manifest whose file or directory is gone."""
-    return [key for key, entry in manifest.items() if not (folder / entry["path"]).exists()]
+    """Keys of the manifest whose file or directory is gone, or a file of the directory."""
+    return [
+        key
+        for key, entry in manifest.items()
+        if not all((folder / entry["path"] / name).exists() for name in ("", *entry.get("files", ())))
+    ]
 
 
 def gone_files(folder: Path) -> list[str]:
@@ -83,8 +87,7 @@ def checked_path(folder: Path, manifest: Mapping[str, Mapping[str, Any]], key: s
     """The path of an artefact after its bytes were checked; ArtefactError names the file that differs."""
     if key not in manifest:
         raise ArtefactError(
-            f"{folder.name} has no artefact {key!r}{nearest(key, manifest)}; "
-            f"it has {', '.join(manifest) or 'none'}"
+            f"{folder.name} has no artefact {key!r}{nearest(key, manifest)}; it has {', '.join(manifest) or 'none'}"
         )
     entry = manifest[key]
     path = folder / entry["path"]
@@ -102,7 +105,7 @@ def checked_path(folder: Path, manifest: Mapping[str, Mapping[str, Any]], key: s
         if file.stat().st_size != expected["bytes"] or sha256_file(file) != expected["sha256"]:
             raise ArtefactError(
                 f"{file} is not the file that {folder.name} wrote (size or sha256 differs): "
-                "restore it, or run the stage again with --force"
+                "restore it, or remove it and run the stage again: it goes on from the rest (--force: from nothing)"
             )
         stamps[name], changed = stamp, True
     if changed:

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from .assumptions import read_assumptions
 from .closing import closing_text
 from .execution import Limits
+from .files import write_text_atomic
+from .outlook import reckon
 from .params import CommandLineText, ParameterError, resolve_parameters, stage_parameters
 from .plan import plan
+from .plan_text import commands_text, outlook_text, stages_text
 from .records import FAILED, INTERRUPTED, KERNEL_DIED, OK, STOPPED_EARLY, TIMEOUT
 from .runner import StageResult, run_chain
-from .stages import get_stage, select_stages
+from .stages import STAGES, get_stage, select_stages
 from .status import status
 
 EXIT_CODES = {OK: 0, FAILED: 1, STOPPED_EARLY: 3, TIMEOUT: 124, INTERRUPTED: 130, KERNEL_DIED: 137}
@@ -48,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--cell-timeout-minutes", type=float, help="limit for each cell")
     run.set_defaults(action=_run)
 
-    show = commands.add_parser("plan", help="show what would run, with which values and why")
+    show = commands.add_parser("plan", help="what would run, with which values and why, and what it takes")
     _add_selection(show)
     show.add_argument("--values", action="store_true", help="show every value with its origin, defaults too")
     show.set_defaults(action=_plan)
@@ -61,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("status", help="what is done, running and next")
     report.add_argument("profile", nargs="?")
     report.add_argument("--runs-dir", default="runs")
+    report.add_argument("--html", metavar="FILE", help="also write it as a web page")
     report.set_defaults(action=_status)
 
     doctor = commands.add_parser("doctor", help="check this machine and a profile (runs notebook 00)")
@@ -113,13 +118,16 @@ def _seconds(minutes: float | None) -> float | None:
 
 def _plan(options: argparse.Namespace) -> int:
     stages = select_stages(options.only, options.first, options.last)
-    for row in plan(options.profile, _overrides(options), stages, options.force):
-        verb = "run " if row.will_run else "skip"
-        print(f"{verb} {row.stage.label:<15} {row.run_id:<36} {row.why}")
-        for name, value in row.resolved.values.items():
-            origin = row.resolved.origins[name]
-            if options.values or origin != "cell default":
-                print(f"       {name} = {value!r}  ({origin})")
+    rows = plan(options.profile, _overrides(options), stages, options.force)
+    assumed = read_assumptions(options.profile)
+    whole = assumed and len(rows) == len(STAGES)
+    outlook = reckon({row.stage.name: row.resolved.values for row in rows}, assumed) if whole else None
+    print(stages_text(rows, options.values))
+    if outlook:
+        print(outlook_text(outlook, rows))
+    elif not assumed:
+        print(f"\nNo counts, bytes and hours: params/{options.profile}/plan.yaml would state what to reckon from.")
+    print(commands_text(rows, options.parameters))
     return 0
 
 
@@ -135,5 +143,8 @@ def _params(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    print(status(options.runs_dir, options.profile).to_markdown())
+    report = status(options.runs_dir, options.profile)
+    if options.html:
+        write_text_atomic(options.html, report.to_html())
+    print(report.to_markdown())
     return 0

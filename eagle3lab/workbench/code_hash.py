@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 
 from .notebooks import PARAMETERS_TAG, code_cells, load_notebook, source, tags
@@ -39,7 +40,7 @@ def stage_code(stage: str) -> dict[str, str]:
         if path is None:
             continue
         text = path.read_text(encoding="utf-8")
-        hashes[str(path.relative_to(package_parent()))] = _digest(_normal(text))
+        hashes[str(path.relative_to(package_parent()))] = _normal_digest(text)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         waiting += _imported(text, package)
     return dict(sorted(hashes.items()))
@@ -57,6 +58,12 @@ def changed_files(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+@cache
+def _normal_digest(text: str) -> str:
+    """Digest of a module's code; the stages of a chain share most modules, which are parsed once."""
+    return _digest(_normal(text))
 
 
 def _parse(text: str) -> ast.Module | None:
@@ -77,7 +84,8 @@ def _normal(text: str) -> str:
     return ast.dump(tree)
 
 
-def _imported(text: str, package: str) -> list[str]:
+@cache
+def _imported(text: str, package: str) -> tuple[str, ...]:
     """Modules of this package that `text` imports, parents included; `package` is where it stands."""
     tree = _parse(text)
     found: set[str] = set()
@@ -94,7 +102,7 @@ def _imported(text: str, package: str) -> list[str]:
             found.update(f"{base}.{alias.name}" for alias in node.names)
     ours = [name for name in found if name.split(".")[0] == PACKAGE]
     parents = {".".join(name.split(".")[:depth]) for name in ours for depth in range(1, name.count(".") + 2)}
-    return [name for name in parents if name != PACKAGE and not f"{name}.".startswith(f"{_RECORD_KEEPER}.")]
+    return tuple(name for name in parents if name != PACKAGE and not f"{name}.".startswith(f"{_RECORD_KEEPER}."))
 
 
 def _module_path(module: str) -> Path | None:

@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .known_sets import KNOWN_SETS, SET_OPTIONS, names_a_set, options_fit
+
 
 @dataclass(frozen=True)
 class Rule:
-    """`holds(*values of names)` must be true; otherwise `message` is shown with names and values."""
+    """`holds(*values of names)` must be true; otherwise `message` is shown with names and values. whole: see
+    `violations`."""
 
     names: tuple[str, ...]
     holds: Callable[..., bool]
     message: str
+    whole: bool = False
 
 
 def _at_least(name: str, least: int) -> Rule:
@@ -27,8 +31,9 @@ def _at_least(name: str, least: int) -> Rule:
 def _increasing(name: str) -> Rule:
     return Rule(
         (name,),
-        lambda sizes: len(sizes) > 0 and all(a < b for a, b in zip([0, *sizes], sizes, strict=False)),
+        lambda values: all(a < b for a, b in zip([0, *values], values, strict=False)),
         "must be positive and strictly increasing",
+        whole=True,
     )
 
 
@@ -53,21 +58,53 @@ RULES: tuple[Rule, ...] = (
             "draft_vocab_size",
             "shard_tokens",
             "limit_train",
+            "checkpoint_every",
+            "log_every",
+            "evaluate_every",
         )
     ),
-    *(_at_least(name, 0) for name in ("seed", "temperature", "limit_heldout", "warmup_steps", "min_chars")),
+    *(
+        _at_least(name, 0)
+        for name in ("seed", "temperature", "limit_heldout", "heldout_rows", "warmup_steps", "min_chars")
+    ),
     Rule(("lr",), lambda lr: 0 < lr < 1, "must lie between 0 and 1"),
     Rule(("warmup_ratio",), lambda ratio: 0 <= ratio < 1, "must lie in [0, 1)"),
     Rule(("heldout_share",), lambda share: 0 < share < 1, "must lie between 0 and 1"),
+    Rule(("min_chars", "max_chars"), lambda low, high: low < high, "the first must be smaller than the second"),
+    _increasing("amounts"),
+    Rule(("aux_layers",), lambda layers: len(set(layers)) == len(layers), "must not name a layer twice", whole=True),
     Rule(
-        ("min_chars", "max_chars"), lambda low, high: low < high, "the first must be smaller than the second"
+        ("sets",),
+        names_a_set,
+        f"is no known set with an address; known: {', '.join(KNOWN_SETS)}; another is NAME:ADAPTER:PATH or "
+        "NAME:ADAPTER:hub:OWNER/NAME",
     ),
-    _increasing("subset_sizes"),
-    Rule(("aux_layers",), lambda layers: len(set(layers)) == len(layers), "must not name a layer twice"),
+    Rule(
+        ("set_options", "sets"),
+        options_fit,
+        f"an option is SET.NAME=VALUE, of a set that is named; names: {', '.join(SET_OPTIONS)}",
+        whole=True,
+    ),
+    Rule(
+        ("processes", "accumulate"),
+        lambda processes, accumulate: 1 <= processes <= accumulate,
+        "processes share the micro-batches of a step: at least 1, and at most accumulate",
+    ),
+    Rule(
+        ("export_best", "heldout_rows"),
+        lambda best, rows: rows > 0 or not best,
+        "the best weights are known by held-out rows: set heldout_rows and evaluate_every",
+    ),
     Rule(
         ("engine", "topk"),
         lambda engine, topk: engine != "embedded" or all(k == 1 for k in _numbers(topk)),
         "the embedded engine drafts chains: topk must be 1",
+        whole=True,
+    ),
+    Rule(
+        ("engine", "codec"),
+        lambda engine, codec: engine != "sglang" or "+top" not in codec,
+        "a server's capture plugin has no output head: a top-k teacher needs the embedded engine",
     ),
     Rule(
         ("topk", "num_steps", "num_draft_tokens"),
@@ -80,27 +117,22 @@ RULES: tuple[Rule, ...] = (
 def violations(values: Mapping[str, Any]) -> list[str]:
     """One line for each rule that `values` break: `lr = 2.0: must lie between 0 and 1`.
 
-    A list stands for several settings tried in turn, so a rule on a single number holds for each of its
-    items.
+    A list stands for several settings tried in turn, so a rule on one name holds for each of its items, and a rule on
+    several names is left to the notebook that combines them; a rule with `whole` takes lists as they are.
     """
     found = []
     for rule in RULES:
         if any(values.get(name) is None for name in rule.names):
             continue
-        chosen = [values[name] for name in rule.names]
-        if not _holds(rule, chosen):
-            shown = ", ".join(f"{name} = {value!r}" for name, value in zip(rule.names, chosen, strict=True))
-            found.append(f"{shown}: {rule.message}")
+        for chosen in _cases(rule, [values[name] for name in rule.names]):
+            if not rule.holds(*chosen):
+                shown = ", ".join(f"{name} = {value!r}" for name, value in zip(rule.names, chosen, strict=True))
+                found.append(f"{shown}: {rule.message}")
     return found
 
 
-def _holds(rule: Rule, chosen: list[Any]) -> bool:
-    if (
-        len(chosen) == 1
-        and isinstance(chosen[0], list)
-        and rule.names[0] not in ("subset_sizes", "aux_layers")
-    ):
-        return all(rule.holds(item) for item in chosen[0])
-    if len(chosen) > 1 and rule.names[0] != "engine" and any(isinstance(value, list) for value in chosen):
-        return True  # sweeps over several lists are the notebook's product, checked setting by setting there
-    return rule.holds(*chosen)
+def _cases(rule: Rule, chosen: list[Any]) -> list[list[Any]]:
+    """The values that a rule is asked about, one after the other."""
+    if rule.whole or not any(isinstance(value, list) for value in chosen):
+        return [chosen]
+    return [[item] for item in chosen[0]] if len(chosen) == 1 else []

@@ -13,6 +13,7 @@ from .stages import STAGES
 from .types import nearest
 
 COMMON = "common"
+PLAN = "plan"  # facts and assumptions for `plan`, no layer of parameters (assumptions.py)
 
 
 class LayerError(ValueError):
@@ -79,7 +80,7 @@ def profiles() -> list[str]:
 
 
 def profile_layers(profile: str) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """All layers of a profile: `common` and stage names -> (file, values).
+    """All files of a profile: `common`, stage names and `plan` -> (file, values).
 
     LayerError for an unknown profile, a file named after no stage, or a common.yaml that does not say
     `profile: <its folder>` (plain papermill needs that line to give the run the same identity).
@@ -92,7 +93,7 @@ def profile_layers(profile: str) -> dict[str, tuple[Path, dict[str, Any]]]:
         )
     layers = {path.stem: (path, load_layer(path)) for path in sorted(folder.glob("*.yaml"))}
     for name in layers:
-        if name != COMMON and name not in STAGES:
+        if name not in (COMMON, PLAN) and name not in STAGES:
             raise LayerError(f"{show_path(layers[name][0])} is named after no stage{nearest(name, STAGES)}")
     written = layers[COMMON][1].get("profile")
     if written != profile:

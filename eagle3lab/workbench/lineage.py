@@ -17,7 +17,7 @@ from .records import OK, RESULTS, all_records, read_record
 from .root import show_path
 from .stages import Stage, get_stage
 
-LATEST = "latest"
+LATEST, NONE = "latest", "none"
 
 
 class UpstreamError(RuntimeError):
@@ -67,17 +67,22 @@ def identify(
 ) -> Identity:
     """The identity of a run of `stage`: parameters, upstream runs with their artefacts, and code.
 
-    Left out: where runs are kept (runs_dir) and how an upstream run was asked for (by id or as "latest").
+    Left out are the parameters of `unhashed`.
     """
-    unhashed = {"runs_dir", *(run_parameter(name) for name in get_stage(stage).needs)}
     made_of = {
         "stage": stage,
-        "parameters": {name: value for name, value in values.items() if name not in unhashed},
+        "parameters": {name: value for name, value in values.items() if name not in unhashed(get_stage(stage))},
         "upstream": {name: [run.id, run.digest] for name, run in upstream.items()},
         "code": code_sha256,
     }
     fingerprint = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode("utf-8")).hexdigest()
     return Identity(fingerprint, f"{profile}-{stage}-{fingerprint[:8]}")
+
+
+def unhashed(stage: Stage) -> set[str]:
+    """Parameters that are no part of a run's identity: where runs are kept (runs_dir), how an upstream run was asked
+    for (by id or as "latest"), and the manner in which the stage works."""
+    return {"runs_dir", *stage.manner, *(run_parameter(name) for name in stage.needs)}
 
 
 def ancestors(record: Mapping[str, Any], runs_dir: Path) -> dict[str, str]:
@@ -109,6 +114,12 @@ class Source:
         return {**self.ancestors, stage: self.run_id}
 
 
+def needed(stage: Stage, values: Mapping[str, Any]) -> list[str]:
+    """The stages that a run reads from: what its stage needs, but for what it can do without where the parameter says
+    "none"."""
+    return [name for name in stage.needs if name not in stage.spares or values[run_parameter(name)] != NONE]
+
+
 def choose_upstream(
     stage: Stage,
     values: Mapping[str, Any],
@@ -116,7 +127,7 @@ def choose_upstream(
     runs_dir: Path,
     chain: Mapping[str, Source] | None = None,
 ) -> dict[str, Source]:
-    """The runs that `stage` reads, one for each of its needs, which all belong together.
+    """The runs that `stage` reads, one for each of its needs (see `needed`), which all belong together.
 
     1. A run named by its id in `<upstream>_run` is taken.
     2. "latest" is settled from the last needed stage to the first. Where a run chosen so far was itself made
@@ -128,12 +139,12 @@ def choose_upstream(
        makes it and the command.
     """
     chosen: dict[str, Source] = {}
-    for upstream in stage.needs:
+    for upstream in needed(stage, values):
         if (wanted := values[run_parameter(upstream)]) != LATEST:
             chosen[upstream] = _named(stage, upstream, wanted, profile, runs_dir)
     named = {upstream: source.run_id for upstream, source in chosen.items()}
     chain = chain or {}
-    for upstream in sorted(stage.needs, key=lambda name: get_stage(name).number, reverse=True):
+    for upstream in sorted(needed(stage, values), key=lambda name: get_stage(name).number, reverse=True):
         if upstream in chosen:
             continue
         made_from = next((s.ancestors[upstream] for s in chosen.values() if upstream in s.ancestors), None)
@@ -149,8 +160,17 @@ def choose_upstream(
 
 def upstream_runs(stage: Stage, sources: Mapping[str, Source], runs_dir: Path) -> dict[str, UpstreamRun]:
     """The chosen runs that are there already, in the order of the stage's needs."""
-    ids = {name: sources[name].run_id for name in stage.needs if not sources[name].pending}
+    ids = {name: sources[name].run_id for name in stage.needs if name in sources and not sources[name].pending}
     return {name: UpstreamRun(name, run_id, runs_dir / run_id) for name, run_id in ids.items() if run_id}
+
+
+def finished_run(stage: str, run_id: str, runs_dir: Path) -> UpstreamRun:
+    """A finished run of `stage`, whichever profile it is of; UpstreamError when there is none of that id."""
+    record = read_record(runs_dir / run_id)
+    if record is None or (record["stage"], record["state"]) != (stage, OK):
+        found = "there is none" if record is None else f"it is a {record['stage']} run in state {record['state']!r}"
+        raise UpstreamError(f"{run_id!r} must be a finished {stage} run in {show_path(runs_dir)}: {found}")
+    return UpstreamRun(stage, run_id, runs_dir / run_id)
 
 
 def _newest_fitting(

@@ -9,7 +9,7 @@ from typing import Any
 
 from .artefacts import gone_files
 from .code_hash import changed_files, code_digest, stage_code
-from .lineage import Identity, Source, UpstreamRun, choose_upstream, identify, upstream_runs
+from .lineage import Identity, Source, UpstreamRun, choose_upstream, identify, needed, unhashed, upstream_runs
 from .params import Resolved, resolve_parameters, run_parameter, share_overrides
 from .records import OK, all_records, newest, observed_state, read_record
 from .root import from_root
@@ -91,8 +91,9 @@ def plan_stage(
     before = {name: row.source for name, row in (chain or {}).items()}
     sources = choose_upstream(spec, resolved.values, profile, runs_dir, before)
     upstream = upstream_runs(spec, sources, runs_dir)
-    waits_for = next((needed for needed in spec.needs if needed not in upstream), None)
-    ancestors = {above: run for name in spec.needs for above, run in sources[name].lineage(name).items()}
+    read = needed(spec, resolved.values)
+    waits_for = next((name for name in read if name not in upstream), None)
+    ancestors = {above: run for name in read for above, run in sources[name].lineage(name).items()}
     chosen = {run_parameter(name): run.id for name, run in upstream.items()}
     resolved = replace(resolved, values={**resolved.values, **chosen})
     identity = None
@@ -118,6 +119,8 @@ def _judge(row: StagePlan, force: bool) -> StagePlan:
     gone = gone_files(row.folder)
     if gone:
         return replace(row, state=state, why=f"files are gone: {', '.join(gone)}")
+    if changes := _changes(record, row, set(row.stage.manner)):
+        return replace(row, state=state, why=f"goes on in another manner: {changes}")
     return replace(row, state=state, will_run=False, why="unchanged")
 
 
@@ -127,16 +130,9 @@ def _difference(row: StagePlan) -> str:
     if last is None:
         return "never run"
     reasons = []
-    unhashed = {"runs_dir", *(run_parameter(name) for name in row.stage.needs)}
-    old = {name: entry["value"] for name, entry in last["parameters"].items()}
-    new = row.resolved.values
-    changes = [
-        f"{name} {_shown(old, name)} -> {_shown(new, name)}"
-        for name in {**new, **old}
-        if name not in unhashed and _shown(old, name) != _shown(new, name)
-    ]
-    if changes:
-        reasons.append("parameters changed: " + ", ".join(changes))
+    names = {*row.resolved.values, *last["parameters"]} - unhashed(row.stage)
+    if changes := _changes(last, row, names):
+        reasons.append(f"parameters changed: {changes}")
     files = changed_files(last["code"], row.code)
     if files:
         reasons.append("code changed: " + ", ".join(files))
@@ -150,6 +146,14 @@ def _difference(row: StagePlan) -> str:
     if row.waits_for:
         reasons.append(f"{row.waits_for} runs first")
     return "; ".join(reasons) or "never run"
+
+
+def _changes(record: Mapping[str, Any], row: StagePlan, names: set[str]) -> str:
+    """Which of the named parameters have other values now than in the record: `lr 0.1 -> 0.2, ...`."""
+    old = {name: entry["value"] for name, entry in record["parameters"].items()}
+    new = row.resolved.values
+    changed = [name for name in {**new, **old} if name in names and _shown(old, name) != _shown(new, name)]
+    return ", ".join(f"{name} {_shown(old, name)} -> {_shown(new, name)}" for name in changed)
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

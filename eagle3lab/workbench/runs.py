@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from .artefacts import ArtefactError, describe
 from .files import append_jsonl, read_jsonl, write_bytes_atomic, write_json_atomic, write_text_atomic
 from .kernel_record import KernelRecord
-from .lineage import UpstreamRun
+from .lineage import UpstreamRun, finished_run
 from .progress import Progress
 from .records import MANIFEST, METRICS, RESULTS, now
 from .root import from_root
@@ -56,13 +56,17 @@ class Run:
 
     def upstream(self, stage: str) -> UpstreamRun:
         """The finished run of `stage` that this one reads from; KeyError when the stage is not among its
-        needs.
+        needs, or was left out.
         """
+        if stage in get_stage(self.stage).spares and stage not in self._upstream:
+            raise KeyError(f'{stage}_run is "none", and no parameter names what stands in place of that run')
         if stage not in self._upstream:
-            raise KeyError(
-                f"{self.stage} does not need {stage!r}; it needs {', '.join(self._upstream) or 'nothing'}"
-            )
+            raise KeyError(f"{self.stage} does not need {stage!r}; it needs {', '.join(self._upstream) or 'nothing'}")
         return self._upstream[stage]
+
+    def finished(self, stage: str, run_id: str) -> UpstreamRun:
+        """A finished run in the same folder of runs that is none of this run's upstream, named by a parameter."""
+        return finished_run(stage, run_id, self.folder.parent)
 
     def path(self, name: str) -> Path:
         """A path inside the run folder; its parent folder is made."""
@@ -189,9 +193,7 @@ class Run:
         """
         lacking = [key for key in get_stage(self.stage).makes if key not in self._manifest]
         if lacking:
-            raise ArtefactError(
-                f"{self.stage} must make {', '.join(lacking)}: call run.add(key, path, kind) for each"
-            )
+            raise ArtefactError(f"{self.stage} must make {', '.join(lacking)}: call run.add(key, path, kind) for each")
         write_json_atomic(self.folder / RESULTS, self._results)
         write_json_atomic(self.folder / MANIFEST, dict(sorted(self._manifest.items())))
         if self._kernel_record:

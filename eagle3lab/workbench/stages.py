@@ -15,7 +15,10 @@ class Stage:
     makes.
 
     `always`: the stage looks at something that is no input of it (this machine, all runs), so it is never
-    skipped as unchanged.
+    skipped as unchanged. `manner`: parameters that say how the work is done and not what comes out of it (where
+    servers are, how long to wait for them); another value of theirs finds the same run and goes on with it.
+    `spares`: needs that a run can do without, because a parameter may name something else in their place; their
+    `<upstream>_run` is "none" then.
     """
 
     name: str
@@ -23,6 +26,8 @@ class Stage:
     needs: tuple[str, ...]
     makes: tuple[str, ...]
     always: bool = False
+    manner: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -39,15 +44,16 @@ class Stage:
         return repository_root() / self.notebook
 
 
+_SERVED = ("servers", "server_python", "server_deadline_s", "concurrency", "long_concurrency", "retry_set_aside")
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("doctor", 0, needs=(), makes=("report",), always=True),
         Stage("data_prep", 1, needs=(), makes=("prepared",)),
-        Stage("inference", 2, needs=("data_prep",), makes=("corpus",)),
+        Stage("inference", 2, needs=("data_prep",), makes=("corpus",), manner=_SERVED),
         Stage("extraction", 3, needs=("inference",), makes=("features", "vocab_map")),
         Stage("training", 4, needs=("extraction",), makes=("draft",)),
-        Stage("diagnostics", 5, needs=("training", "inference"), makes=("checks",)),
+        Stage("diagnostics", 5, needs=("training", "inference"), makes=("checks",), spares=("training", "inference")),
         Stage("serving", 6, needs=("training", "data_prep"), makes=("benchmark",)),
         Stage("scaling", 7, needs=("training", "extraction", "inference", "serving"), makes=("curve",)),
         Stage("status", 8, needs=(), makes=("status",), always=True),
@@ -62,9 +68,7 @@ def get_stage(name: str) -> Stage:
     return STAGES[name]
 
 
-def select_stages(
-    only: list[str] | None = None, first: str | None = None, last: str | None = None
-) -> list[str]:
+def select_stages(only: list[str] | None = None, first: str | None = None, last: str | None = None) -> list[str]:
     """The stages to run, in the order of the chain: `only` these, or all from `first` to `last` inclusive."""
     if only:
         if first or last:

@@ -10,6 +10,7 @@ from typing import Any
 
 LOW_COVERAGE = 0.95  # share of held-out answer tokens that the draft vocabulary names
 MANY_CUT = 0.05  # share of answers that ended at their token limit
+SAME_DISTRIBUTION = 0.001  # chance below which two samples are taken for different ones
 NOTHING_ACCEPTED = 1.05  # accept length up to which a drafter might as well not be there
 Results = Mapping[str, Any]
 
@@ -65,6 +66,12 @@ def _serving(results: Results) -> Iterator[str]:
         yield text
     if _number(results.get("differing_answers")):
         yield f"{results['differing_answers']:,} answers are not those of plain decoding"
+    chance = _at(results, "sampled", "p")
+    if isinstance(chance, float) and chance < SAME_DISTRIBUTION:
+        yield f"sampled answers are distributed otherwise than those of plain decoding (p {chance:.2g})"
+    advice = results.get("advice")
+    if isinstance(advice, list):  # the first is that of the best setting above
+        yield from (text for text in advice[1:] if isinstance(text, str) and text.startswith("do not speculate"))
 
 
 def _at(results: Results, *names: str) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from eagle3lab.analysis import bench
+from eagle3lab.analysis.bench_row import break_even, cycle_ms
 
 PLAIN_STEP = 0.010  # seconds
 
@@ -21,6 +22,7 @@ class Completion:
     id: str
     output_ids: list[int]
     accepted: list[int] = field(default_factory=list)
+    first_seconds: float | None = None
 
 
 class FakeEngine:
@@ -40,8 +42,8 @@ class FakeEngine:
     def pass_time(self, seconds):
         self.now += seconds * (2 if self.now >= self.slow_after else 1)
 
-    def generate(self, requests, batch_size):
-        assert batch_size == 1
+    def generate(self, requests, batch_size, streamed):
+        assert batch_size == 1 and streamed
         for request in requests:
             self.log.append((request.id, 0))
             self.pass_time(PLAIN_STEP * (request.max_tokens - 1))
@@ -70,14 +72,14 @@ def run(engine, lengths=(101, 41), num_steps=(1, 3), rounds=3, **more):
 @pytest.mark.parametrize(("tok_s", "expected", "cycle"), [(82.3, 2.30, 25.5), (56.7, 3.33, 37.0)])
 def test_break_even_of_the_case(tok_s, expected, cycle):
     """Accept length 2.1 at 82.3 and at 56.7 tok/s against 90 tok/s plain (11.1 ms a step)."""
-    assert bench.break_even(2.1, tok_s, 90) == pytest.approx(expected, abs=0.005)
-    assert bench.cycle_ms(2.1, tok_s) == pytest.approx(cycle, abs=0.05)
-    assert bench.cycle_ms(1.0, 90) == pytest.approx(11.1, abs=0.05)
+    assert break_even(2.1, tok_s, 90) == pytest.approx(expected, abs=0.005)
+    assert cycle_ms(2.1, tok_s) == pytest.approx(cycle, abs=0.05)
+    assert cycle_ms(1.0, 90) == pytest.approx(11.1, abs=0.05)
 
 
 def test_break_even_refuses_zero():
     with pytest.raises(ValueError, match="base_tok_s=0"):
-        bench.break_even(2.1, 82.3, 0)
+        break_even(2.1, 82.3, 0)
 
 
 def test_rows_by_hand():

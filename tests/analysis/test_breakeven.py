@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle3lab.analysis import breakeven, serving_plots
-from eagle3lab.analysis.bench import BenchRow, break_even, cycle_ms
+from eagle3lab.analysis.bench_row import BenchRow, Condition, break_even, cycle_ms
 from eagle3lab.analysis.breakeven import CannotFit, advise, fit_cycle_cost
 
 
@@ -101,8 +101,8 @@ def test_chains_alone_say_nothing_about_trees():
 
 
 def test_what_cannot_be_fitted_is_said():
-    with pytest.raises(CannotFit, match="0 baseline rows at concurrency 8"):
-        fit_cycle_cost(CASE, concurrency=8)
+    with pytest.raises(CannotFit, match="0 baseline rows at 8 streams"):
+        fit_cycle_cost(CASE, Condition(8))
     with pytest.raises(CannotFit, match="two different num_steps"):
         fit_cycle_cost(CASE[:2])
     with pytest.raises(CannotFit, match="cannot tell verification from draft steps"):
@@ -113,10 +113,18 @@ def test_what_cannot_be_fitted_is_said():
         fit_cycle_cost(made([(2, 3), (4, 5)], token=0, step=-1.0))
 
 
-def test_each_concurrency_is_fitted_by_itself():
-    more = [dataclasses.replace(r, concurrency=8, cycle_ms=3 * r.cycle_ms) for r in CASE]
-    cost = fit_cycle_cost([*CASE, *more], 8)
-    assert cost.cycle_ms(4) == pytest.approx(3 * fit_cycle_cost([*CASE, *more], 1).cycle_ms(4))
+@pytest.mark.parametrize("other", [{"concurrency": 8}, {"temperature": 0.7}, {"cuda_graphs": False}])
+def test_each_condition_is_fitted_by_itself(other):
+    more = [dataclasses.replace(r, cycle_ms=3 * r.cycle_ms, **other) for r in CASE]
+    cost = fit_cycle_cost([*CASE, *more], Condition(**other))
+    assert cost.cycle_ms(4) == pytest.approx(3 * fit_cycle_cost([*CASE, *more]).cycle_ms(4))
+    assert breakeven.conditions([*more, *CASE]) == [Condition(), Condition(**other)]
+
+
+def test_advice_says_in_which_condition():
+    warm = [dataclasses.replace(r, concurrency=4, temperature=0.7, cuda_graphs=False) for r in CASE]
+    (advice,) = advise(warm)
+    assert "x0.91 at 4 streams, temperature 0.7, CUDA graphs off (accept" in advice.text
 
 
 def test_the_best_chain_is_where_another_draft_no_longer_pays():

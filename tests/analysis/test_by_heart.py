@@ -28,6 +28,17 @@ def test_a_sound_drafter_learns_by_heart_and_is_left_as_it_is(overfit):
     assert all(torch.equal(weight, before[name]) for name, weight in draft.named_parameters())
 
 
+def test_too_few_passes_are_not_taken_for_a_fault(overfit):
+    draft, rows, head_VH = random_like(overfit.draft, 3), overfit.rows[:1], overfit.engine.lm_head_VH
+
+    def length(**more):
+        cycles = learn_by_heart(draft, rows, head_VH, STEPS, epochs=20, lr=1e-2, **more).cycles
+        return accept_length(sum(c.committed for c in cycles), sum(len(c.accepted) for c in cycles))
+
+    once = length()
+    assert length(enough=1.0) == once < length(enough=4.0)
+
+
 def test_a_fault_in_the_data_cannot_be_learned(overfit):
     """The teacher is of other tokens than those that follow: the labels are beyond learning."""
     wrong = [replace(row, last_MH=row.last_MH.roll(3, 0)) for row in overfit.rows[:1]]

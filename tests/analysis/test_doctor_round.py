@@ -4,18 +4,26 @@
 """
 
 import json
+import re
+import shlex
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from eagle3lab.analysis import doctor
 from eagle3lab.analysis.doctor import CATALOGUE, command, run_doctor
+from eagle3lab.analysis.doctor.command import parser as command_parser
+from eagle3lab.analysis.doctor.commands import COMMANDS
 from eagle3lab.analysis.doctor.examine import AREAS
 from eagle3lab.analysis.parity import Cause, Parity
 from eagle3lab.analysis.suspects import REMEDIES
 from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.engines.sglang.arguments import launch_arguments
+from eagle3lab.workbench.params import all_parameter_names
+from eagle3lab.workbench.stages import STAGES
 from tests.analysis.world import CONTEXT, World, build_world
 from tests.data.conftest import CHATML, _make_tokenizer
 
@@ -331,7 +339,9 @@ PLANTS = {
     "held-out prompts apart": [one_prompt_for_all],
     "corpus": [without("corpus.parquet")],
     "features files": [without("features/store.json"), cut_shard],
-    "features fresh": [stale_corpus, config("target/config.json", rms_norm_eps=1e-3)],
+    "features fresh": [
+        stale_corpus, config("target/config.json", rms_norm_eps=1e-3), template("You are kind. " + CHATML),
+    ],
     "features layers": [features(layers=[1, 3, 4])],
     "features rows": [flipped_byte],
     "features states": [nan_after_the_fact, features(zeros_at_the_end)],
@@ -421,7 +431,7 @@ def test_the_planted_fault_is_seen(world, engine, name, number):
     rows = run_doctor(world.subject(**{"engine": engine} | (changes if isinstance(changes, dict) else {})))
     found = verdicts(rows)
     assert found.get(name) in ("warning", "fault"), [str(row) for row in rows if row.check == name]
-    assert all(row.remedy for row in rows if row.verdict != "ok")
+    assert all(row.remedy and row.command for row in rows if row.verdict != "ok")
 
 
 def test_every_check_has_a_planted_fault(passed):
@@ -452,6 +462,37 @@ def test_a_tokenizer_that_adds_specials_of_its_own_is_seen(tokenizer):
 
     row = check_renders_as_served(Adds())
     assert row.verdict == "fault" and "other ids" in row.found
+
+
+def test_every_command_names_what_there_is(passed):
+    assert {row.check for row in passed} | set(PLANTS) | set(AREAS) <= set(COMMANDS)
+    sglang = set(re.findall(r"--[a-z-]+", " ".join(launch_arguments(World(Path("w")).spec(), "0.5.23", 1))))
+    for text in COMMANDS.values():
+        words = shlex.split(text.format(target="T", draft="D", server="http://s"))
+        options = {word for word in words if word.startswith("--")}
+        if words[:4] == ["python", "-m", "eagle3lab", "run"]:
+            named = {words[at + 1] for at, word in enumerate(words) if word == "-p"}
+            assert named <= all_parameter_names(), text
+            assert {words[at + 1] for at, word in enumerate(words) if word in ("--only", "--from")} <= set(STAGES)
+            assert options <= {"--only", "--from", "--force"}
+        elif words[:4] == ["python", "-m", "eagle3lab", "doctor"]:
+            assert options <= set(command_parser()._option_string_actions), text
+        elif words[0] == "python":
+            assert words[2] == "sglang.launch_server" and options <= sglang | {"--tokenizer-path"}, text
+        else:
+            assert words == ["curl", "http://s/health"]
+
+
+def test_commands_name_what_was_given(world):
+    world.edit_tensors(absolute)
+    rows = run_doctor(world.subject(server="http://127.0.0.1:9", spec=world.spec(algorithm="EAGLE")))
+    by_check = {row.check: row for row in rows if row.verdict != "ok"}
+    assert by_check["draft d2t"].command == "python -m eagle3lab run PROFILE --from training --force"
+    assert by_check["server"].command == "curl http://127.0.0.1:9/health"
+    expected = (
+        f"--model-path {world.target} --speculative-draft-model-path {world.draft} --speculative-algorithm EAGLE3"
+    )
+    assert by_check["launch flag"].command.endswith(expected)
 
 
 # ---- the catalogue -----------------------------------------------------------------------------------------
@@ -485,7 +526,7 @@ def test_faults_become_facts_for_the_ranking(world, passed):
 def test_what_is_not_given_is_said_to_be_unchecked():
     rows = run_doctor(doctor.Subject())
     assert [row.check for row in rows] == list(AREAS)
-    assert {row.verdict for row in rows} == {"not checked"} and all(row.remedy for row in rows)
+    assert {row.verdict for row in rows} == {"not checked"} and all(row.remedy and row.command for row in rows)
 
 
 @pytest.mark.parametrize("area", ["target", "prepared", "corpus", "features", "vocab_map", "draft", "benchmark"])
@@ -523,6 +564,7 @@ def test_the_command_says_fault_by_its_exit_code_and_in_json(world, capsys):
     assert content["verdicts"]["fault"] >= 1
     (row,) = [row for row in content["checks"] if row["check"] == "draft d2t"]
     assert row["verdict"] == "fault" and row["remedy"] == "store target id - draft id"
+    assert row["command"] == "python -m eagle3lab run PROFILE --from training --force"
     assert command.main(arguments(world)) == 1
     assert capsys.readouterr().out.startswith("FAULT ")  # what is to be mended stands first
 

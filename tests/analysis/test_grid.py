@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
+from eagle3lab.analysis.bench_row import Condition
 from eagle3lab.analysis.breakeven import fit_cycle_cost
-from eagle3lab.analysis.grid import Cell, bench_rows, grid_cells, run_grid
+from eagle3lab.analysis.cell import Cell
+from eagle3lab.analysis.grid import bench_rows, grid_cells, run_grid
 from eagle3lab.engines.base import Request
+from eagle3lab.engines.sglang.errors import RequestRefused, ServerGone
 from eagle3lab.engines.sglang.stats import SpecStats
 from eagle3lab.engines.sglang.wire import Answer
 
@@ -15,10 +18,11 @@ REQUESTS = [Request(f"p{i}", [i], 21) for i in range(4)]
 
 class FakeServer:
     """A step of all streams takes 10 ms and 2 ms a stream more; a cycle 1 ms a draft step and 0.5 ms a verified token
-    besides. One draft a cycle is accepted. Settings in `broken` do not start."""
+    besides. One draft a cycle is accepted. Settings in `broken` do not start; rows in `refused` are refused."""
 
-    def __init__(self, broken=(), stop_after=None):
-        self.now, self.broken, self.stop_after, self.cells = 0.0, broken, stop_after, []
+    def __init__(self, broken=(), stop_after=None, refused=(), error=RequestRefused):
+        self.now, self.broken, self.stop_after, self.cells, self.asked = 0.0, broken, stop_after, [], []
+        self.refused, self.error = refused, error
 
     def clock(self):
         return self.now
@@ -31,9 +35,16 @@ class FakeServer:
         for batch in batches:
             self.now += cycle * cycles
             for request in batch:
-                yield Answer(request.id, request.input_ids, list(range(21)), "length", cycle * cycles, None, stats)
+                self.asked.append(request)
+                if request.id in self.refused:
+                    raise self.error("no", row_id=request.id)
+                told = {"first_seconds": cycle}
+                yield Answer(
+                    request.id, request.input_ids, list(range(21)), "length", cycle * cycles, None, stats, **told
+                )
 
-    def generate(self, requests, batch_size):
+    def generate(self, requests, batch_size, streamed):
+        assert streamed
         return self._answers(requests, batch_size, self.step(batch_size), 20, SpecStats())
 
     def speculate(self, draft, requests, num_steps, topk=1, num_draft_tokens=None, batch_size=1):
@@ -70,20 +81,24 @@ def test_numbers_by_hand(tmp_path):
     assert chain.baseline.tok_s == pytest.approx(21 / 0.24)
     assert chain.row.speedup == pytest.approx(0.24 / 0.17)
     assert (chain.row.accept_length, chain.row.break_even) == (2.0, pytest.approx(2.0 * 0.17 / 0.24))
-    assert chain.latency_s == pytest.approx((0.17, 0.17))
+    assert chain.row.request_s == pytest.approx((0.17, 0.17, 0.17)) and chain.row.first_s == pytest.approx((0.017,) * 3)
+    assert chain.baseline.first_s == pytest.approx((0.012,) * 3)
+    assert chain.row.request_tok_s == pytest.approx(21 / 0.17)
+    assert chain.histogram == (0, 2 * 4 * 10) and chain.positions.joint == (1.0,)
     assert (chain.row.differing, chain.row.prompts, chain.row.rounds, chain.reason) == (0, 4, 2, "")
     # two streams: steps of 14 ms, cycles of 14 + 3 + 8 = 25 ms; tokens of both streams count
     assert tree.baseline.tok_s == pytest.approx(2 * 21 / 0.28)
     assert tree.row.tok_s == pytest.approx(2 * 21 / 0.25)
     assert (tree.row.topk, tree.row.num_draft_tokens, tree.row.concurrency) == (4, 16, 2)
     assert tree.row.setting == "tree 3 x 4, 16 tokens"
+    assert tree.row.request_tok_s == pytest.approx(21 / 0.25)  # of one stream
 
 
 def test_a_cycle_of_several_streams_costs_what_it_costs(tmp_path):
     cells = grid_cells([1, 2, 4], [1, 2], [6, 12], [1, 4])
     rows = bench_rows(run(FakeServer(), tmp_path / "grid.jsonl", cells))
     for streams in (1, 4):
-        cost = fit_cycle_cost(rows, streams)
+        cost = fit_cycle_cost(rows, Condition(streams))
         prefill = 20 / 21  # end to end: the prefill's token is counted and costs nothing here
         assert cost.plain_ms == pytest.approx((10 + 2 * streams) * prefill)
         assert cost.step_ms == pytest.approx(1.0 * prefill)
@@ -91,11 +106,39 @@ def test_a_cycle_of_several_streams_costs_what_it_costs(tmp_path):
         assert cost.fixed_ms == pytest.approx((10 + 2 * streams) * prefill)
 
 
+def test_temperatures_and_cuda_graphs_are_conditions_of_their_own(tmp_path):
+    cells = grid_cells([1, 2], [1], [], [1], [0.0, 0.7], cuda_graphs=False)
+    assert [(cell.temperature, cell.num_steps) for cell in cells] == [(0.0, 1), (0.0, 2), (0.7, 1), (0.7, 2)]
+    server = FakeServer()
+    rows = bench_rows(run(server, tmp_path / "grid.jsonl", cells))
+    assert [(row.setting, row.temperature, row.differing) for row in rows] == [
+        ("baseline", 0.0, 0), ("chain 1", 0.0, 0), ("chain 2", 0.0, 0),
+        ("baseline", 0.7, None), ("chain 1", 0.7, None), ("chain 2", 0.7, None),
+    ]  # fmt: skip
+    assert {row.cuda_graphs for row in rows} == {False}
+    assert fit_cycle_cost(rows, Condition(1, 0.7, False)).condition.temperature == 0.7
+    # every answer of a sampled cell has a seed of its own, and both sides the same ones: warm-up, then two rounds
+    warm = [request.seed for request in server.asked if request.temperature == 0.7]
+    one_cell = [0, 0, *range(4), *range(4), *range(4, 8), *range(4, 8)]
+    assert warm == one_cell * 2
+    with pytest.raises(ValueError, match="temperature"):
+        grid_cells([1], [1], [], [1], [-0.5])
+
+
+def test_a_refused_request_is_counted_and_the_others_are_measured(tmp_path):
+    (row,) = run(FakeServer(refused=["p2"]), tmp_path / "grid.jsonl", [Cell(1, 3, 1, 4)])
+    assert (row.reason, row.row.errors, row.baseline.errors) == ("", 2, 2)
+    assert row.row.tokens == 2 * 3 * 21 and row.row.accept_length == 2.0
+    (gone,) = run(FakeServer(refused=["p2"], error=ServerGone), tmp_path / "gone.jsonl", [Cell(1, 3, 1, 4)])
+    assert gone.reason == "ServerGone: no" and gone.row is None
+
+
 def test_a_failing_setting_is_a_row_with_its_reason(tmp_path):
     cells = grid_cells([2], [1, 4], [8], [1, 2])
     rows = run(FakeServer(broken=[cells[1]]), tmp_path / "grid.jsonl", cells)
     assert [row.reason for row in rows] == ["", "RuntimeError: the server died: out of memory", "", ""]
     assert rows[1].row is None and len(bench_rows(rows)) == 2 + 3
+    assert str(cells[1]) == "tree 2 x 4, 8 tokens at one stream"
 
 
 def test_an_interrupted_grid_goes_on_with_the_next_cell(tmp_path):

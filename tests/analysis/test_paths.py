@@ -14,6 +14,7 @@ from eagle3lab.analysis.paths import (
     nearest_layers,
     state_errors,
     training_logits,
+    ways_agree,
 )
 from eagle3lab.draft.checkpoint import export_draft, load_draft
 from eagle3lab.engines.embedded import EmbeddedEngine
@@ -37,13 +38,22 @@ def test_training_code_decoding_code_and_checkpoint_agree(overfit, tmp_path):
             assert found.worst < 1e-3 and found.same_choice == 1.0 and found.slots == len(slots)
 
 
+def test_several_rows_together(overfit):
+    whole = ways_agree(overfit.draft, overfit.rows[:3], STEPS)
+    one_by_one = [ways_agree(overfit.draft, [row], STEPS) for row in overfit.rows[:3]]
+    assert whole.slots == sum(one.slots for one in one_by_one) and whole.worst == max(one.worst for one in one_by_one)
+    assert whole.equal and str(whole).endswith("same first choice in 100.0%")
+    with pytest.raises(ValueError, match="no row"):
+        ways_agree(overfit.draft, [], STEPS)
+
+
 def test_a_difference_between_the_ways_is_seen(overfit):
     row = overfit.rows[0]
     slots, trained = training_logits(overfit.draft, row, STEPS)
     wrong = copy.deepcopy(overfit.draft)
     wrong.config = replace(wrong.config, rope_theta=500000.0)
     found = logit_parity(trained, decoding_logits(wrong, row, slots.tolist(), STEPS))
-    assert found.worst > 0.05
+    assert found.worst > 0.05 and not found.equal
     with pytest.raises(ValueError, match="different vocabularies"):
         logit_parity(trained, trained[..., :5])
 

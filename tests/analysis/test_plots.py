@@ -1,6 +1,7 @@
 """Figures: what they draw is what they were given, and no word lies on another or outside the figure."""
 
 import itertools
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from eagle3lab.analysis import plots, serving_plots, style
+from eagle3lab.analysis import plots, scaling_plots, serving_plots, style, training_plots
 from eagle3lab.analysis.accept import PromptCycles, cycle_acceptance, histogram, position_acceptance
-from eagle3lab.analysis.bench import BenchRow, break_even, cycle_ms
+from eagle3lab.analysis.bench_row import BenchRow, break_even, cycle_ms
 from eagle3lab.analysis.breakeven import fit_cycle_cost
-from eagle3lab.analysis.scaling import ScalingPoint, fit_scaling
+from eagle3lab.analysis.scaling import ScalingPoint, fit_positions, fit_scaling
 
 matplotlib.use("agg")
 
@@ -53,6 +54,10 @@ ROWS = [
 ]
 
 
+WARM = [replace(r, concurrency=8, temperature=0.7, speedup=0.8 * r.speedup, speedup_low=0.7) for r in ROWS]
+TREE = replace(ROWS[2], setting="tree 3 x 4, 16 tokens", topk=4, num_draft_tokens=16, concurrency=8, temperature=0.7)
+
+
 def metrics(n, positions):
     tokens = np.arange(1, n + 1) * 1800.0
     final_K = 0.45 - 0.05 * np.arange(positions)
@@ -66,21 +71,31 @@ def metrics(n, positions):
     )
 
 
-def scaling(slope, target, amounts=(2e4, 5e4, 1.3e5, 3.2e5)):
+def measured(table):
+    """Every hundredth step and the last one were measured; the third time was the best."""
+    steps = np.arange(1, len(table) + 1)
+    lengths = 1.5 - 0.4 * np.abs(steps / 300 - 1)
+    return table.assign(heldout_accept_length=np.where((steps % 100 == 0) | (steps == len(table)), lengths, np.nan))
+
+
+def scaling_points(slope, amounts=(2e4, 5e4, 1.3e5, 3.2e5)):
     random = np.random.default_rng(1)
-    points = [
+    return [
         ScalingPoint(
             amount,
             [
-                PromptCycles(
-                    f"p{i}", np.minimum(random.poisson(0.15 + slope * np.log10(amount / 2e4), 60), 5)
-                )
+                PromptCycles(f"p{i}", np.minimum(random.poisson(0.15 + slope * np.log10(amount / 2e4), 60), 5))
                 for i in range(40)
             ],
         )
         for amount in amounts
     ]
-    return serving_plots.scaling_curve(points, fit_scaling(points), DATA, target=target)
+
+
+def scaling(slope, target, *amounts):
+    points = scaling_points(slope, *amounts)
+    fit = fit_scaling(points)
+    return scaling_plots.scaling_curve(points, fit, DATA, needed=fit.needed(target))
 
 
 def figures():
@@ -97,14 +112,15 @@ def figures():
     return {
         "lengths": plots.length_histogram(lengths, DATA, limit=1024),
         "many lengths": plots.length_histogram(many, DATA, limit=16384),
-        "training": plots.training_curves(metrics(600, 7), DATA),
-        "short training": plots.training_curves(metrics(3, 1), DATA),
-        "one step": plots.training_curves(metrics(1, 1), DATA),
+        "training": training_plots.training_curves(metrics(600, 7), DATA),
+        "short training": training_plots.training_curves(metrics(3, 1), DATA),
+        "one step": training_plots.training_curves(metrics(1, 1), DATA),
+        "gained": training_plots.acceptance_gained(metrics(600, 7), DATA),
+        "gained, held-out rows": training_plots.acceptance_gained(measured(metrics(600, 3)), DATA),
+        "gained in one step": training_plots.acceptance_gained(measured(metrics(1, 1)), DATA),
         "positions": plots.acceptance_by_position(positions, DATA),
         "nothing accepted": plots.acceptance_by_position({"random draft": positions["random draft"]}, DATA),
-        "histogram": plots.accept_histogram(
-            {"simulated": histogram(CYCLES, 4), "served": histogram(CYCLES, 4)}, DATA
-        ),
+        "histogram": plots.accept_histogram({"simulated": histogram(CYCLES, 4), "served": histogram(CYCLES, 4)}, DATA),
         "serving": serving_plots.serving_bars(ROWS, DATA),
         "break-even": serving_plots.break_even_chart(ROWS, DATA),
         "scaling": scaling(0.28, 1.65),
@@ -112,6 +128,8 @@ def figures():
         "far scaling": scaling(0.2, 2.3),
         "three points": scaling(0.28, 1.65, (2e4, 8e4, 3.2e5)),
         "two laws": scaling(0.2, 1.5, (2e4, 4e4, 8e4, 1.6e5, 3.2e5, 6.4e5)),
+        "positions of a study": scaling_plots.position_curves(fit_positions(scaling_points(0.4), 3), DATA),
+        "grid": serving_plots.grid_chart([*ROWS, *WARM, TREE], DATA),
         "what if": serving_plots.what_if_chart(fit_cycle_cost(ROWS), ROWS, [1, 3, 7, 15], DATA),
         "long data": serving_plots.serving_bars(ROWS, f"{DATA}; {DATA}"),
     }
@@ -145,9 +163,7 @@ def test_no_word_overlaps_another_or_leaves_the_figure(name):
     assert len(boxes) > 5
     for text, box in boxes:
         assert box.x0 >= 0 and box.y0 >= -1, f"{text!r} leaves the figure"
-        assert box.x1 <= figure.bbox.width + 1 and box.y1 <= figure.bbox.height + 1, (
-            f"{text!r} leaves the figure"
-        )
+        assert box.x1 <= figure.bbox.width + 1 and box.y1 <= figure.bbox.height + 1, f"{text!r} leaves the figure"
     for (one, a), (other, b) in itertools.combinations(boxes, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         along = min(a.y1, b.y1) - max(a.y0, b.y0)
@@ -190,16 +206,28 @@ def test_training_draws_one_line_a_position():
     assert [line.get_label() for line in acceptance.lines] == list("1234567")
     first, last = metrics(600, 7)["acceptance"].tolist()[0], metrics(600, 7)["acceptance"].tolist()[-15:]
     assert acceptance.lines[1].get_ydata()[0] == pytest.approx(first[1])
-    assert acceptance.lines[6].get_ydata()[-1] == pytest.approx(
-        np.mean([row[6] for row in last])
-    )  # mean of 15
+    assert acceptance.lines[6].get_ydata()[-1] == pytest.approx(np.mean([row[6] for row in last]))  # mean of 15
+
+
+def test_the_gain_is_that_of_the_first_and_the_last_tenth():
+    table = metrics(600, 7)
+    acceptance = np.array(table["acceptance"].tolist())
+    first, last = FIGURES["gained"].axes[0].lines
+    assert first.get_ydata() == pytest.approx(acceptance[:60].mean(0))
+    assert last.get_ydata() == pytest.approx(acceptance[540:].mean(0))
+
+
+def test_the_best_heldout_accept_length_is_marked():
+    course, best = FIGURES["gained, held-out rows"].axes[1].lines
+    assert course.get_xdata() == pytest.approx([100 * n * 1800 for n in range(1, 7)])
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (pytest.approx(300 * 1800), pytest.approx(1.5))
 
 
 def test_a_resumed_training_goes_on_where_it_stopped():
     whole = metrics(10, 1)
     resumed = whole.copy()
     resumed.loc[6:, ["tokens", "seconds"]] -= whole.loc[5, ["tokens", "seconds"]]
-    lines = [plots.training_curves(table, DATA).axes[0].lines[0] for table in (whole, resumed)]
+    lines = [training_plots.training_curves(table, DATA).axes[0].lines[0] for table in (whole, resumed)]
     assert lines[1].get_xdata() == pytest.approx(lines[0].get_xdata())
 
 

@@ -77,7 +77,7 @@ class FakeServers:
     def clock(self):
         return self.now
 
-    def generate(self, requests, batch_size=64):
+    def generate(self, requests, batch_size=64, streamed=False):
         for request in requests:
             self.now += 0.010 * (request.max_tokens - 1)
             yield answer_of(request)

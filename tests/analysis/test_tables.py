@@ -1,12 +1,25 @@
 """Readable numbers and tables."""
 
+from dataclasses import replace
+
+import numpy as np
 import pandas as pd
 import pytest
 
 from eagle3lab.analysis import tables
 from eagle3lab.analysis.accept import AcceptSetting, PromptCycles, cycle_acceptance, summarise
-from eagle3lab.analysis.bench import BenchRow
+from eagle3lab.analysis.attribution import Walked, attribute, verifications
+from eagle3lab.analysis.bench_row import BenchRow
 from eagle3lab.analysis.doctor import Check
+from eagle3lab.analysis.verdict import Checked
+
+
+@pytest.fixture
+def waterfall():
+    """Four verifications of a chain of 3 along eleven tokens, of which x6 has no draft id: 2, 0, 1 and 1 accepted."""
+    known_V = np.arange(12) != 11
+    answer = Walked("a", "chat", 2, np.array([0, 1, 2, 3, 4, 5, 11, 7, 8, 9, 10]), (2, 0, 1, 1))
+    return attribute(verifications([answer], 3, known_V))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,8 @@ def test_checks_to_mend_come_first():
     table = tables.check_table(rows)
     assert list(table.index) == ["c", "b", "a"]
     assert list(table.columns) == ["found", "expected", "verdict", "remedy"]
+    named = tables.check_table([*rows, Check("d", "", "", "fault", "f", "python -m eagle3lab run PROFILE")])
+    assert named.loc["d", "command"] == "python -m eagle3lab run PROFILE" and named.loc["c", "command"] == ""
 
 
 def test_bench_table():
@@ -49,6 +64,13 @@ def test_bench_table():
     assert table.loc["chain 4", "break_even"] == "2.30"
     assert table.loc["chain 4", "speedup"] == "0.91x"
     assert table.loc["chain 4", "range"] == "80.0 to 84.0"
+    assert table.loc["chain 4", ["differing", "first token, ms"]].tolist() == ["0", "-"]
+    warm = replace(rows[1], temperature=0.7, differing=None, concurrency=4, first_s=(0.1, 0.25, 1.0), errors=2)
+    table = tables.bench_table([*rows, warm])
+    assert list(table.index[1:]) == [("one stream", "chain 4"), ("4 streams, temperature 0.7", "chain 4")]
+    row = table.iloc[2]
+    assert (row["differing"], row["errors"]) == ("-", 2)
+    assert row["first token, ms"] == "100 / 250 / 1000"
 
 
 def test_accept_and_position_tables():
@@ -68,3 +90,26 @@ def test_accept_and_position_tables():
     ]  # marginals cannot be seen from outside
     assert list(table.index) == [1, 2]
     assert table["served conditional"].tolist() == [0.75, 0.333]
+
+
+def test_the_waterfall_as_a_table_adds_up(waterfall):
+    table = tables.loss_table(waterfall)
+    tokens = table["tokens a verification"]
+    assert list(table.index) == [
+        "most possible", "draft vocabulary", "position 1", "position 2", "position 3", "end of answer", "accept length",
+    ]  # fmt: skip
+    assert tokens.tolist() == [4.0, -0.75, 0.0, -0.5, -0.25, -0.5, 2.0]
+    assert tokens[:-1].sum() == tokens["accept length"]
+    assert table.loc["position 2", "drafts lost"] == "2" and table.loc["most possible", "drafts lost"] == ""
+
+
+def test_conditionals_as_a_table(waterfall):
+    table = tables.conditional_table(waterfall)
+    assert table.loc[1].tolist() == [4, 3, 1, "75.0%", "100.0%"]
+    assert table.loc[3].tolist() == [1, 0, 0, "0.0%", "0.0%"]
+
+
+def test_plain_rows_keep_their_fields():
+    table = tables.plain_table([Checked("lossless", "8 of 8", True)], "check")
+    assert table.loc["lossless"].to_dict() == {"found": "8 of 8", "ok": True}
+    assert len(tables.plain_table([], "check")) == 0

@@ -1,8 +1,10 @@
 """Bug or data: one table of evidence and verdicts, as a person would judge them."""
 
+from dataclasses import replace
+
 import pytest
 
-from eagle3lab.analysis.verdict import Evidence, judge
+from eagle3lab.analysis.verdict import Evidence, checks, judge, slope_fields
 
 # chains of 3: the maximum is 4.00
 SOUND = {
@@ -54,6 +56,51 @@ def test_the_evidence_is_shown_whatever_the_verdict():
     assert lines[1].found == "accept length 3.90, 98% of the maximum 4.00"
     assert lines[2].found == "1.80 against 1.00"
     assert [line.found for line in lines[3:]] == ["not measured", "not measured"]
+
+
+def test_a_curve_of_scaling_is_evidence_or_says_why_not():
+    points = [{"amount": amount} for amount in (75, 300, 1200)]
+    curve = {"vary": "rows", "points": points, "slope": [0.4, 0.3, 0.5]}
+    assert slope_fields(curve) == {"slope": 0.4, "slope_interval": (0.3, 0.5)}
+    judgement = judge(Evidence(num_steps=3, **SOUND, **slope_fields(curve)))
+    assert judgement.kind == "too little data" and judgement.lines[4].found.startswith("+0.40 [+0.30, +0.50]")
+    for other, why in (
+        (None, "run 07_scaling"),
+        ({"points": points}, "tells no slope: run it again"),
+        ({**curve, "vary": "epochs"}, "varies epochs, not the data"),
+        ({**curve, "points": points[:2] + points[:1]}, "fewer than three amounts"),
+    ):
+        line = judge(Evidence(num_steps=3, **SOUND, **slope_fields(other))).lines[4]
+        assert line.says == "missing" and why in line.found
+
+
+SHOWN = Evidence(num_steps=3, **{**SOUND, "overfit_most": 4.0})
+CONTROLS = {"random drafter": 1.0, "shuffled layers": 1.2}
+
+
+def test_what_must_hold_holds_on_sound_evidence():
+    found = checks(SHOWN, CONTROLS, 1.3, 8, 8)
+    assert [one.ok for one in found] == [True] * 6
+    assert found[2].found == "random drafter 1.00, shuffled layers 1.20"
+    assert [one.check for one in checks(replace(SHOWN, overfit=None), CONTROLS, None, 8, 8)] == [
+        one.check for one in found[:4]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "evidence", "controls", "shuffled", "same"),
+    [
+        (0, {"differing": 3}, CONTROLS, 1.3, 8),
+        (1, {}, CONTROLS, 1.3, 7),
+        (2, {}, {"shuffled layers": 1.6}, 1.3, 8),  # three of four drafts that the drafter has accepted
+        (3, {"heldout_interval": (1.2, 2.4)}, CONTROLS, 1.3, 8),
+        (4, {"overfit": 3.5}, CONTROLS, 1.3, 8),
+        (5, {}, CONTROLS, 3.0, 8),
+    ],
+)
+def test_what_must_hold_is_seen_to_fail(number, evidence, controls, shuffled, same):
+    found = checks(replace(SHOWN, **evidence), controls, shuffled, same, 8)
+    assert [place for place, one in enumerate(found) if not one.ok] == [number]
 
 
 def test_accept_lengths_that_cannot_be_are_refused():

@@ -13,6 +13,7 @@ from eagle3lab.analysis.doctor import Subject
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.chat import render_prompt
 from eagle3lab.data.corpus import corpus_summary, read_corpus, write_corpus
+from eagle3lab.data.fingerprint import target_fingerprint
 from eagle3lab.draft.aux_layers import default_aux_layers
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.start import new_draft
@@ -24,7 +25,7 @@ from eagle3lab.engines.sglang.attach import parse_server_info
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.features.store import FeatureWriter
-from eagle3lab.workbench.files import append_jsonl, sha256_file
+from eagle3lab.workbench.files import append_jsonl
 
 LAYERS, HIDDEN, CONTEXT, ANSWER = 8, 32, 128, 24
 QUESTIONS = [f"{verb} {thing}?" for verb in ("How do I cook", "Where is", "What is", "Draw") for thing in
@@ -114,10 +115,8 @@ class World:
 
 def write_features(world: World, change=None, spans=None, layers=None) -> None:
     engine = world.engine()
-    fingerprint = {
-        "target": sha256_file(world.target / "config.json"), "template": sha256_file(world.target / "tokenizer.json"),
-        "corpus": corpus_summary(world.corpus)["fingerprint"], "dtype": "float32",
-    }  # fmt: skip
+    corpus = corpus_summary(world.corpus)["fingerprint"]
+    fingerprint = {**target_fingerprint(world.target), "corpus": corpus, "dtype": "float32"}
     rows = {row["id"]: row for row in read_corpus(world.corpus)}
     writer = FeatureWriter(world.features, fingerprint, layers or engine.aux_layers, HIDDEN, shard_tokens=400)
     for one in engine.capture(((key, row["input_ids"]) for key, row in rows.items()), 512):

@@ -51,7 +51,7 @@ class Training:
         return max((int(path.name.removeprefix("step-")) for path in found if path.name[5:].isdigit()), default=0)
 
     def wait_for_checkpoint(self, after, process):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300  # far above what it takes: a hang, not a slow machine, ends the wait
         while self.checkpoint() <= after:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
             time.sleep(0.02)

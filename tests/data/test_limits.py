@@ -72,3 +72,26 @@ def test_a_family_of_ones_own_takes_three_lines(tmp_path, glass_folder, monkeypa
 def test_a_set_of_ones_own_gets_a_name(monkeypatch):
     monkeypatch.setitem(SETS, "posts", SetSpec("posts", "prompts", hub="me/posts", limit=5))
     assert plan_sets(["posts"], Limits())[0].limits.limit_train == 5
+
+
+def test_the_case_itself_is_a_list_of_sets_with_options(tmp_path):
+    (tmp_path / "kimi.jsonl").write_text('{"problem": "What is 2+2?", "solution": "4."}\n')
+    names = ["deepswe_kimi", f"kimi_2000x:tolerant:{tmp_path / 'kimi.jsonl'}", "glaive", "opencode", "evol_instruct",
+             "mixture_of_thoughts", "openthoughts", "ultrachat", "sharegpt", "swe_agent"]  # fmt: skip
+    common = Limits(limit_train=None, max_chars=20_000, max_prompt_tokens=8192, max_reference_tokens=0)
+    plans = plan_sets(
+        names,
+        common,
+        ["swe_agent.max_chars=200000", "swe_agent.max_prompt_tokens=65536", "deepswe_kimi.max_sample_tokens=65536",
+         "opencode.where=average_test_score>=0.8"],
+    )  # fmt: skip
+    by_name = {plan.spec.name: plan for plan in plans}
+    assert sum(plan.limits.limit_train for plan in plans) == 88_088
+    assert [name for name, plan in by_name.items() if plan.spec.kind == "tokenized"] == ["deepswe_kimi", "kimi_2000x"]
+    assert {name: plan.limits.max_prompt_tokens for name, plan in by_name.items()} == {
+        **dict.fromkeys(by_name, 8192), "swe_agent": 65_536
+    }  # fmt: skip
+    assert (by_name["swe_agent"].limits.max_chars, by_name["swe_agent"].spec.partition) == (200_000, "long")
+    assert by_name["deepswe_kimi"].limits.max_sample_tokens == 65_536
+    assert by_name["opencode"].spec.where == "average_test_score>=0.8"
+    assert by_name["kimi_2000x"].spec.path == str(tmp_path / "kimi.jsonl")

@@ -1,17 +1,20 @@
 import json
+import subprocess
 import tracemalloc
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3lab.data import token_lines
 from eagle3lab.data.assemble import assemble_corpus, completions_of, prepared_prompts
 from eagle3lab.data.corpus import CorpusError, corpus_summary, merge, read_corpus, write_corpus
 from eagle3lab.data.mixing import Shuffled, WithoutRepeats, parse_weights, quotas
 from eagle3lab.data.text import row_stem
-from eagle3lab.data.token_lines import parse_ids, read_token_lines
+from eagle3lab.data.token_lines import read_token_lines
 from eagle3lab.data.token_rows import batch_of, rows_of
 
 
@@ -24,52 +27,96 @@ def _ids(rows):
     return [row["id"] for row in rows]
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=6), st.sampled_from([", ", ",", " ,\t"]))
-def test_lists_of_ids_are_read_as_json_reads_them(ids, separator):
-    found = parse_ids(separator.join(map(str, ids)).encode())
-    assert found.tolist() == ids and found.dtype == np.int32
+def _lines(tmp_path, text, *columns):
+    (tmp_path / "x.jsonl").write_text(text)
+    return list(read_token_lines(tmp_path / "x.jsonl", columns, ["input_ids"]))
 
 
-@pytest.mark.parametrize("text", ["1,,2", "1 2", "1,", ",", "1.5", "a", "[1", "99999999999", "true", "1e3", "5, x, 5"])
-def test_what_is_no_list_of_ids_is_refused(text):
-    with pytest.raises(ValueError):
-        parse_ids(text.encode())
+def _plain(rows):
+    return [{name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()} for row in rows]
 
 
-values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3),
+values = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=5), st.just("\ud800"),
+                   st.lists(st.integers(0, 9), max_size=3),
                    st.dictionaries(st.sampled_from(["input_ids", "x"]), st.lists(st.integers(0, 9))))  # fmt: skip
-lines = st.dictionaries(st.sampled_from(["id", "text", "meta", '"input_ids":', "x"]), values, max_size=4)
+lines = st.dictionaries(st.sampled_from(["text", "meta", '"input_ids":', "x"]), values, max_size=4)
+ids = st.lists(st.one_of(st.integers(0, 200_000), st.just(2**31 - 1)), max_size=5)
 
 
 @settings(deadline=None)
-@given(rows=st.lists(st.tuples(lines, st.one_of(st.none(), st.lists(st.integers(0, 200_000), max_size=5))), max_size=6))
-def test_rows_are_read_as_json_reads_them_wherever_the_name_stands(tmp_path_factory, rows):
-    rows = [line | ({} if ids is None else {"input_ids": ids}) for line, ids in rows]
-    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = list(read_token_lines(path, ("input_ids",)))
-    for row in found:
-        if "input_ids" in row:
-            assert row["input_ids"].dtype == np.int32
-            row["input_ids"] = row["input_ids"].tolist()
-    assert found == rows
+@given(
+    rows=st.lists(st.tuples(lines, st.one_of(st.none(), ids), st.booleans()), max_size=6),
+    separators=st.sampled_from([(", ", ": "), (",", ":"), (" ,\t", " :\r")]),
+    block=st.sampled_from([1, 40, 2**20]),
+)
+def test_rows_are_read_as_json_reads_them_wherever_the_name_stands(tmp_path_factory, rows, separators, block):
+    rows = [line | ({} if found is None and absent else {"input_ids": found}) for line, found, absent in rows]
+    text = "".join(json.dumps(row, separators=separators) + "\n" for row in rows)
+    with patch.object(token_lines, "BLOCK_BYTES", block):
+        found = _lines(tmp_path_factory.mktemp("lines"), text)
+    assert all(row["input_ids"].dtype == np.int32 for row in found if "input_ids" in row)
+    assert _plain(found) == [{} if row.get("input_ids") is None else {"input_ids": row["input_ids"]} for row in rows]
+
+
+def test_a_line_that_only_python_reads_as_json_is_read(tmp_path):
+    text = '{"id": "a", "x": NaN, "input_ids": [1, 2]}\n{"id": "\\ud800", "input_ids": []}\n{"id": "c"}\n'
+    rows = [{"id": "a", "input_ids": [1, 2]}, {"id": "\ud800", "input_ids": []}, {"id": "c"}]
+    assert _plain(_lines(tmp_path, text, "id")) == rows
+
+
+@pytest.mark.parametrize("text", ["1,,2", "1 2", "1,", ",", "1.5", "1.0", "a", "[1", "99999999999", "true", "1e3",
+                                  "5, x, 5", "null", '"7"', "[7]"])  # fmt: skip
+def test_what_is_no_list_of_ids_is_refused(tmp_path, text):
+    with pytest.raises(CorpusError, match="x.jsonl, line 2: not a row of token ids"):
+        _lines(tmp_path, '{"input_ids": [1]}\n{"input_ids": [' + text + "]}\n")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"id": "a", "input_ids": [1]}\n{"id": "b", "inp', "line 2: partial last line"),
+        ('{"id": "a", "input_ids": [1]}\n{"id": "b", "input_ids": [1]}', "line 2: partial last line"),
         ('{"id": "a", "input_ids": [1]}\n{"id": \n', "line 2: not a row"),
-        ('{"id": "a", "input_ids": [1, "x"]}\n', "line 1: not a row"),
-        ('{"id": "a", "input_ids": [1.5]}\n', "line 1: not a row"),
+        ('{"id": "a", "input_ids": [1]}\n\n', "line 2: not a row"),
+        ('{"id": "a", "input_ids": 5}\n', "line 1: not a row"),
         ('{"id": "a", "input_ids": [1], "x": {"input_ids": [2.5]}, "input_ids": [2.5]}\n', "line 1: not a row"),
         ("[1]\n", "line 1: not a row"),
     ],
 )
 def test_lines_that_are_no_rows_are_named(tmp_path, text, message):
-    (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(CorpusError, match=f"x.jsonl, {message}"):
-        list(read_token_lines(tmp_path / "x.jsonl", ("input_ids",)))
+        _lines(tmp_path, text, "id")
+
+
+def test_a_large_file_is_read_by_processes_beside_with_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_lines, "APART_BYTES", 1)
+    rows = [_row("a", n, input_ids=list(range(n, n + 40_000)), x=[[n]]) for n in range(12)]  # 3 MB: two blocks
+    rows[5]["id"] = "\ud800"
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    columns = ("id", "set", "split", "origin", "loss_spans", "finish_reason", "gone")
+    found = _plain(_lines(tmp_path, text, *columns))
+    assert found == [{name: value for name, value in row.items() if name != "x"} for row in rows]
+    for bad, message in [('{"input_ids": [1.5]}\n', "line 13: not a row"), ('{"input', "line 13: partial last line")]:
+        with pytest.raises(CorpusError, match=f"x.jsonl, {message}"):
+            _lines(tmp_path, text + bad)
+
+
+def test_a_process_that_is_killed_while_it_reads_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_lines, "APART_BYTES", 1)
+    (tmp_path / "x.jsonl").write_text('{"input_ids": [1]}\n' * 400_000)
+    processes, start = [], subprocess.Popen
+
+    def kept(*args, **options):
+        processes.append(start(*args, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(token_lines.subprocess, "Popen", kept)
+    rows = read_token_lines(tmp_path / "x.jsonl", [], ["input_ids"])
+    next(rows)
+    processes[1].kill()
+    with pytest.raises(CorpusError, match="x.jsonl: a process that read it was ended"):
+        list(rows)
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_rows_survive_their_arrow_batch():

@@ -14,7 +14,8 @@ from eagle3lab.data.adapters import ADAPTERS
 from eagle3lab.data.fingerprint import code_digest
 from eagle3lab.data.limits import Limits, plan_sets
 from eagle3lab.data.prepare import prepare_set, read_prompts
-from eagle3lab.data.side_by_side import ORDER, Preparation, PreparationError, kept_keys, prepare_sets, remove_stale
+from eagle3lab.data.side_by_side import Preparation, PreparationError, kept_keys, prepare_sets, remove_stale
+from eagle3lab.data.summary import ORDER, set_summaries
 
 LIMITS = Limits(limit_train=6, limit_heldout=2, min_chars=1, max_prompt_tokens=60)
 WORDS = "cat dog hat tree king queen moon sun river stone bird fish rose door house road".split()
@@ -65,7 +66,7 @@ def test_sets_side_by_side_hold_what_one_after_the_other_would(plans, tmp_path, 
     kept = [key for name in ("one", "two", "three") for key in kept_keys(tmp_path / "beside" / name)]
     assert len(kept) == len(set(kept)) == 24
     assert summaries[1]["skipped"]["duplicate"] > 0
-    assert json.loads((tmp_path / "beside" / ORDER).read_text()) == summaries
+    assert set_summaries(tmp_path / "beside") == summaries
     assert sorted(p.name for p in (tmp_path / "beside").iterdir()) == ["one", ORDER, "three", "two"]
 
 

@@ -150,8 +150,27 @@ def test_what_the_hub_cannot_give_is_told(hub, monkeypatch):
     with pytest.raises(RecordsError, match="no/such, split train: FileNotFoundError: Couldn't find"):
         _rows("hub:no/such")
     monkeypatch.setitem(sys.modules, "datasets", None)  # as when it is not installed
-    with pytest.raises(RecordsError, match="`datasets` library is not installed: `pip install datasets`, or"):
+    with pytest.raises(RecordsError, match=r"install the extra `hub` \(`pip install -e '.\[hub\]'`\), or download"):
         _rows("hub:owner/name")
+
+
+def test_rows_of_a_folder_come_through_the_datasets_library_itself(tmp_path, monkeypatch, glass):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets", reason="the extra `hub` is not installed")
+    rows = [{"prompt": f"Tell me of the cat number {word}", "n": n} for n, word in enumerate(("one", "two", "ten"))]
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _rows(f"hub:{tmp_path / 'set'}") == (rows, [])
+    limits = Limits(limit_heldout=None, min_chars=1, max_prompt_tokens=100)
+    summary = prepare_set(set_spec(f"mine:prompts:hub:{tmp_path / 'set'}"), glass, tmp_path / "out", limits, blocked={})
+    assert (summary["input"], summary["prompts"], summary["origin"]["revision"]) == (3, 3, None)
+    with pytest.raises(RecordsError, match="split validation: ValueError"):
+        _rows_of_split(tmp_path / "set", "validation")
+
+
+def _rows_of_split(folder, split):
+    with open_rows(SetSpec("mine", "prompts", hub=str(folder), split=split)) as rows:
+        list(rows)
 
 
 def test_a_known_set_from_another_place_keeps_what_is_known_of_it(tmp_path):

@@ -46,6 +46,41 @@ def test_alpaca_and_news_are_held_out_as_what_they_are():
     assert all(normalise(one["messages"][0]["content"]) in texts for one in alpaca)
 
 
+def test_gsm_symbolic_asks_all_templates_before_any_comes_twice():
+    questions = heldout_prompts("gsm_symbolic")
+    assert len(questions) == 2 * 85 and len({one["id"] for one in questions}) == 170
+    templates = [one["id"].split("-")[1] for one in questions]
+    assert templates[:85] == templates[85:] and len(set(templates)) == 85 and "32" not in templates
+    texts = [one["messages"][0]["content"] for one in questions]
+    assert len(set(texts)) == 170 and all(text.endswith("Do not include units.") for text in texts)
+    assert " can peel " in texts[0] and "How long will it take her to peel and saute" in texts[0]
+    assert texts == [one["messages"][0]["content"] for one in heldout_prompts("gsm_symbolic")]  # seeded
+
+
+def test_the_second_turns_of_mt_bench_are_kept():
+    first = heldout_prompts("mt_bench", 1)[0]
+    assert first["later_turns"] == ["Rewrite your previous response. Start every sentence with the letter A."]
+    assert "later_turns" not in heldout_prompts("humaneval", 1)[0]
+
+
+def test_prompts_of_ones_own(tmp_path, glass):
+    file = tmp_path / "mine.jsonl"
+    rows = [{"prompt": "Tell me a story."}, {"id": "b", "messages": [{"role": "user", "content": "And then?"}]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = heldout_prompts(f"mine:{file}")
+    assert [(one["id"], one["suite"]) for one in own] == [("mine-1", "mine"), ("mine-b", "mine")]
+    assert benchmark_texts([f"mine:{file}"])[normalise("and then")] == "mine-b"
+    prompts, _ = prepare_suites([f"mine:{file}"], glass, max_prompt_tokens=48)
+    assert [(row["id"], row["set"], row["split"]) for row in prompts] == [
+        ("mine-1", "mine", "heldout"), ("mine-b", "mine", "heldout"),
+    ]  # fmt: skip
+    file.write_text('{"text": "no prompt"}\n')
+    with pytest.raises(ValueError, match="mine.jsonl, line 1: give `prompt`"):
+        heldout_prompts(f"mine:{file}")
+    with pytest.raises(ValueError, match="there is no file"):
+        heldout_prompts("mine:nowhere.jsonl")
+
+
 def test_a_suite_the_template_cannot_render_is_skipped_with_that_reason(chatml):
     prompts, skipped = prepare_suites(["bfcl"], chatml, max_prompt_tokens=10_000, limit=3)
     assert prompts == [] and {row["reason"] for row in skipped} == {"template"}

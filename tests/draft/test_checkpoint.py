@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.draft import checkpoint
-from eagle3lab.draft.checkpoint import CheckpointError, engine_config, export_draft, load_draft
-from tests.draft.samples import A, H, V, W, make_draft
+from eagle3lab.draft.aux_layers import layers_sglang_reads
+from eagle3lab.draft.checkpoint import CheckpointError, check_export, engine_config, export_draft, load_draft
+from tests.draft.samples import A, H, L, V, W, make_draft
 
 
 @pytest.fixture
@@ -50,6 +51,36 @@ def test_other_layers_are_written_in_each_engines_convention(draft):
     config = engine_config(draft.config)
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 5]  # "after layer k" = hs[k + 1]
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6]
+
+
+# eagle3-facts: what SGLang's model files make of explicit ids; hs[k] is the input of layer k
+ARCHITECTURES = [
+    ("LlamaForCausalLM", (1, 3, 6), [0, 2, 5]),
+    ("Qwen3MoeForCausalLM", (2, 3, 6), [1, 2, 5]),
+    ("DeepseekV3ForCausalLM", (2, 3, 6), [2, 3, 6]),
+    ("KimiK25ForConditionalGeneration", (0, 3, 6), [0, 3, 6]),
+    ("Glm4MoeLiteForCausalLM", (2, 4, 6), [2, 4, 6]),
+    ("GptOssForCausalLM", (1, 3, 6), [0, 2, 5]),
+    ("MiniMaxM3SparseForConditionalGeneration", (2, 4, 5), [1, 3, 4]),  # its default is a layer late: never left out
+]
+
+
+@pytest.mark.parametrize("architecture, layers, ids", ARCHITECTURES)
+def test_layers_are_written_as_sglang_reads_them_of_this_target(tmp_path, architecture, layers, ids):
+    draft = make_draft(aux_layers=layers, target_architecture=architecture)
+    folder = export_draft(draft, tmp_path / "draft", {})
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == ids
+    assert config["eagle_aux_hidden_state_layer_ids"] == list(layers)
+    assert layers_sglang_reads(ids, L, architecture) == list(layers)
+    assert load_draft(folder, draft.embed_VH).config == draft.config
+
+
+def test_layers_that_sglang_cannot_take_are_refused_before_a_training(tmp_path):
+    config = make_draft(aux_layers=(1, 3, 6), target_architecture="DeepseekV3ForCausalLM").config
+    with pytest.raises(ValueError, match=r"cannot be told to take hs\[1\] as the first layer of DeepseekV3"):
+        check_export(config)
+    check_export(make_draft(aux_layers=(1, 3, 6)).config)
 
 
 def test_reload_gives_the_same_draft(folder, draft):

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.draft.checkpoint import CheckpointError, export_draft
-from eagle3lab.draft.foreign import import_draft
+from eagle3lab.draft.foreign import import_draft, open_draft
 from tests.draft.samples import H, L, V, make_draft, make_row
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": L, "hidden_size": H, "vocab_size": V}
@@ -136,3 +136,13 @@ def test_files_that_cannot_be_read_are_refused(folder, target, draft, tmp_path):
     (folder / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(CheckpointError, match="cannot be read"):
         import_draft(folder, target, draft.embed_VH)
+
+
+def test_any_folder_is_opened_as_what_it_is(folder, target, draft, tmp_path):
+    assert torch.equal(logits(open_draft(folder, target, draft.embed_VH)), logits(draft))
+    assert open_draft(folder, target, draft.embed_VH, [2, 4, 5]).config.aux_layers == (2, 4, 5)
+    own = export_draft(draft, tmp_path / "own", {}, dtype=torch.float32)
+    assert torch.equal(logits(open_draft(own, target, draft.embed_VH)), logits(draft))
+    edit(own, rope_theta=7.0)
+    with pytest.raises(CheckpointError, match="rope_theta differ from training.json"):  # its own are read strictly
+        open_draft(own, target, draft.embed_VH)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from eagle3lab.draft.checkpoint import engine_config
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.start import WarmStartError, new_draft, own_embedding, warm_start
 from eagle3lab.draft.target_weights import TargetWeights, TargetWeightsError, read_target_weights
@@ -62,11 +63,22 @@ def test_the_block_starts_as_the_targets_last_layer(llama):
     assert torch.equal(draft.input_layernorm.weight, torch.ones(HIDDEN))
 
 
+def test_the_drafter_knows_the_architecture_of_its_target(tmp_path, llama):
+    """It decides how SGLang is told the aux layers."""
+    assert start(llama).config.target_architecture == "LlamaForCausalLM"
+    folder = save_tiny_target(tmp_path, "deepseek_v3")
+    draft = new_draft(folder, (2, 3, 6), VOCAB_MAP, read_target_weights(folder), 3)
+    assert draft.config.target_architecture == "DeepseekV3ForCausalLM"
+    assert engine_config(draft.config)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 3, 6]
+
+
 def test_what_does_not_fit_is_refused(llama, tmp_path):
     with pytest.raises(WarmStartError, match="drafter is 24 wide, the target 32"):
         start(llama, ("fc",), hidden_size=24)
     with pytest.raises(WarmStartError, match="q_proj is \\(32, 32\\) in the target and \\(16, 32\\) here"):
         start(llama, ("layer",), num_attention_heads=2)
+    with pytest.raises(ValueError, match="a drafter has no 'hidden', 'vocab_size' to choose; hidden_size, "):
+        start(llama, hidden=24, vocab_size=3)
     with pytest.raises(ValueError, match="warm_start=\\['head'\\]"):
         start(llama, ("norm", "head"))
     latent = save_tiny_target(tmp_path, "deepseek_v3")

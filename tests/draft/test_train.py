@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.state import StateError
-from eagle3lab.draft.train import Trainer, TrainingDiverged
+from eagle3lab.draft.train import Trainer
 from tests.draft.samples import V, make_draft, make_row
 
 RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
@@ -51,6 +53,52 @@ def test_finished_training_does_nothing_more(tmp_path, head):
     again, draft_again = training(tmp_path, head)
     assert list(again.run()) == []
     assert all(torch.equal(a, b) for a, b in zip(draft.parameters(), draft_again.parameters(), strict=True))
+
+
+def test_reading_ahead_changes_nothing(tmp_path, head):
+    recipe, rows = dataclasses.replace(RECIPE, accumulate=2), {f"r{i}": make_row(i, 12, [(2, 12)]) for i in range(12)}
+    ends = []
+    for ahead in (0, 1, 3):
+        draft, arguments = make_draft(), (dict.fromkeys(rows, 12), rows.__getitem__, head, recipe)
+        trainer = Trainer(draft, *arguments, tmp_path / str(ahead), ahead=ahead)
+        ends.append(([row["loss"] for row in trainer.run(log_every=1)], weights_of(draft)))
+    for losses, weights in ends[1:]:
+        assert losses == ends[0][0] and all(torch.equal(weights[name], p) for name, p in ends[0][1].items())
+
+
+def test_only_one_step_is_read_ahead_in_another_thread(tmp_path, head):
+    """What is in memory does not depend on how many rows there are."""
+    rows = {f"r{i}": make_row(i, 6 + i % 9, [(2, 6 + i % 9)]) for i in range(60)}
+    lengths, read, threads = {key: len(row.input_ids_T) for key, row in rows.items()}, [], set()
+
+    def read_row(row_id):
+        read.append(row_id)
+        threads.add(threading.current_thread().name)
+        return rows[row_id]
+
+    trainer = Trainer(make_draft(), lengths, read_row, head, RECIPE, tmp_path)
+    needed = [sum(map(len, step)) for step in trainer.plan]
+    for row in trainer.run(log_every=1):
+        done = row["step"]
+        assert sum(needed[:done]) <= len(read) <= sum(needed[: done + 1])
+    assert len(needed) > 20 and threading.main_thread().name not in threads
+    assert not [thread for thread in threading.enumerate() if thread.name in threads]
+
+
+def test_a_row_that_cannot_be_read_stops_the_training_where_it_is_due(tmp_path, head):
+    rows = {f"r{i}": make_row(i, 10, [(2, 10)]) for i in range(12)}
+    order = Trainer(make_draft(), dict.fromkeys(rows, 10), rows.__getitem__, head, RECIPE, tmp_path / "order").plan
+    bad = order[2][0][0]
+
+    def read_row(row_id):
+        if row_id == bad:
+            raise OSError("the disk is gone")
+        return rows[row_id]
+
+    trainer = Trainer(make_draft(), dict.fromkeys(rows, 10), read_row, head, RECIPE, tmp_path / "bad")
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(trainer.run())
+    assert trainer.step == 2
 
 
 def test_accumulated_micro_batches_equal_one_large_batch(tmp_path, head):
@@ -178,6 +226,8 @@ def test_a_recipe_is_made_of_the_parameters_that_exist():
     assert recipe == Recipe(lr=1e-3, step_weights=(3, 2, 1), seed=4)
     assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
     assert recipe.weights_K().tolist() == [3, 2, 1]
+    with pytest.raises(ValueError, match="the recipe has no 'step_decy'; it has .*step_decay"):
+        Recipe.of(SimpleNamespace(lr=1e-3), step_decy=0.5)
     assert Recipe(step_decay=0.5).weights_K().tolist() == [1, 0.5, 0.25]
 
 

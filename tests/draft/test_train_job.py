@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from eagle3lab.data.fingerprint import weights_digest
 from eagle3lab.draft.diverged import TrainingDiverged
+from eagle3lab.draft.engine_support import EngineError
 from eagle3lab.draft.launch import JobFailed, launch, train
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.state import load_best
@@ -21,7 +23,8 @@ from eagle3lab.draft.team import Team
 from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import VocabError, VocabMap
-from eagle3lab.features.store import FeatureWriter
+from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.draft.samples import make_draft, make_row
 from tests.tiny import HIDDEN, VOCAB, save_tiny_target
 
@@ -89,6 +92,48 @@ def test_the_map_of_another_corpus_stops_a_job(job, tmp_path):
     VocabMap(torch.arange(1, VOCAB, 2), VOCAB).save(tmp_path / "map.safetensors", "xyz")
     with pytest.raises(VocabError, match="corpus xyz, the features are of corpus abc"):
         dataclasses.replace(job, vocab_map=tmp_path / "map.safetensors").trainer()
+
+
+def test_features_of_another_target_stop_a_job(job, tmp_path):
+    """The same shapes, other weights: nothing else would tell."""
+    for name, target in (("own", job.target), ("other", save_tiny_target(tmp_path / "target", seed=1))):
+        writer = FeatureWriter(tmp_path / name, {"target": weights_digest(target), "corpus": "abc"}, [2, 4, 5], HIDDEN)
+        writer.add("r0", list(range(9)), [[3, 9]], torch.randn(9, 3, HIDDEN), torch.randn(9, HIDDEN))
+        writer.close()
+    alone = dataclasses.replace(job, heldout_rows=0, evaluate_every=None, folder=tmp_path / "state")
+    dataclasses.replace(alone, features=tmp_path / "own").trainer()
+    with pytest.raises(FeatureStoreError, match="other was made from something else:\n  target: the store has"):
+        dataclasses.replace(alone, features=tmp_path / "other").trainer()
+
+
+def test_a_drafter_that_its_engine_would_not_run_is_refused_before_the_training(job, tmp_path):
+    old = dataclasses.replace(job, folder=tmp_path, sizes={"fc_norm": True}, serve_with="sglang==0.5.11")
+    with pytest.raises(EngineError, match="fc_norm, which sglang reads from 0.5.12 on"):
+        old.trainer()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heldout_rows_and_how_often_they_are_measured_go_together(job):
+    for change in ({"heldout_rows": 0}, {"evaluate_every": None}):
+        with pytest.raises(ValueError, match="heldout_rows=.* and evaluate_every=.* go together"):
+            dataclasses.replace(job, **change)
+
+
+def test_a_job_trains_on_what_it_is_given_in_the_stores_place(job, tmp_path):
+    class Watched(FeatureStore):
+        def row(self, row_id):
+            read.add(row_id)
+            return super().row(row_id)
+
+    read: set[str] = set()
+    drafts = []
+    for name, source in (("store", None), ("given", Watched(job.features))):
+        one = dataclasses.replace(job, folder=tmp_path / name)
+        trainer = one.trainer(source=source)
+        list(one.run(trainer))
+        drafts.append(trainer.draft)
+    assert read == set(FeatureStore(job.features).ids) - {"r33"}  # three of the four held-out rows are measured on
+    assert all(torch.equal(a, b) for a, b in zip(drafts[0].parameters(), drafts[1].parameters(), strict=True))
 
 
 def test_more_processes_than_micro_batches_are_refused(head, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
 
 from eagle3lab.draft import attention, ttt
 from eagle3lab.draft.batch import make_batch, slot_mask
@@ -117,6 +118,44 @@ def test_flash_attention_equals_dense(rows, dtype, tolerance):
         results.append([out.detach().double()] + [leaf.grad.double() for leaf in leaves])
     for fast, slow in zip(*results, strict=True):
         assert (fast - slow).norm() <= tolerance * slow.norm()
+
+
+def attention_inputs(batch, J, dtype=torch.float64):
+    """Random queries, keys and values of a batch, float64; 4 query heads share 2 key/value heads."""
+    N, S = batch.anchor_N.numel(), batch.row_S.numel()
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(N, 4, 8), (S, 2, 8), (S, 2, 8)] + [(N, 2, 8)] * (2 * J)
+    values = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+    return values, torch.randn(N, 4, 8, generator=generator, dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("J", [0, 1, 3])
+def test_flex_attention_equals_dense_forward_and_gradient(rows, monkeypatch, J):
+    """The path of CUDA, uncompiled on the CPU, where torch has its gradient too but does not offer it."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    batch = make_batch(rows, 4)
+    layout, results = attention.Layout.of(batch), []
+    values, upstream = attention_inputs(batch, J)
+    for function in (attention.flex_joint, attention.dense_attention):
+        leaves = [value.clone().requires_grad_() for value in values]
+        out = function(*leaves[:3], leaves[3 : 3 + J], leaves[3 + J :], layout)
+        out.backward(upstream)
+        results.append([out.detach()] + [leaf.grad for leaf in leaves])
+    for fused, dense in zip(*results, strict=True):
+        torch.testing.assert_close(fused, dense, rtol=1e-5, atol=1e-6)  # its log-sum-exp is float32
+
+
+def test_flex_attention_sees_what_dense_attention_sees(rows):
+    """The block mask against the definition: the same row, and no later slot."""
+    batch = make_batch(rows, 3)
+    layout = attention.Layout.of(batch)
+    N, S = batch.anchor_N.numel(), batch.row_S.numel()
+    row_N, position_N = batch.row_S[batch.anchor_N], batch.position_S[batch.anchor_N]
+    for n in range(N):
+        for s in range(S):
+            expected = bool(row_N[n] == batch.row_S[s]) and bool(batch.position_S[s] <= position_N[n])
+            assert bool(layout.block_mask.mask_mod(0, 0, torch.tensor(n), torch.tensor(s))) == expected
 
 
 @given(

@@ -143,9 +143,11 @@ class Conformance:
         done = list(case.make_speculating(()).speculate(case.draft, [Request("one", case.prompts[0], 1)], 3))
         assert (done[0].output_ids, done[0].accepted) == (case.greedy(case.prompts[0], 1), [])
 
-    def test_speculation_here_is_greedy(self, case):
-        with pytest.raises(ValueError, match="'warm'.*temperature=0.5"):
-            list(case.make_speculating(()).speculate(case.draft, [Request("warm", [3], 4, temperature=0.5)], 3))
+    def test_the_first_token_is_timed_where_it_is_seen(self, case):
+        requests = asked(case, max_tokens=8)
+        answers = [*case.make(()).generate(requests, batch_size=2, streamed=True)]
+        answers += case.make_speculating(()).speculate(case.draft, requests, case.num_steps)
+        assert all(0 < answer.first_seconds <= answer.seconds for answer in answers)
 
     def test_captured_states_are_those_of_transformers(self, case):
         rows = [(f"r{i}", prompt) for i, prompt in enumerate(case.prompts)]

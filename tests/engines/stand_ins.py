@@ -30,7 +30,7 @@ class OracleDraft:
 
     def fuse(self, aux_TAH):
         first, count = self.fused, aux_TAH.shape[0]
-        torch.testing.assert_close(aux_TAH, self.aux_TAH[first : first + count], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(aux_TAH, self.aux_TAH[first : first + count], atol=5e-4, rtol=1e-4)
         self.fused += count
         return torch.full((count, 4), -1.0)  # marks a true feature
 

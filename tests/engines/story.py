@@ -9,8 +9,9 @@ from transformers import AutoTokenizer
 from eagle3lab.analysis.heldout import capture_answers
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.recipe import Recipe
+from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.target_weights import read_target_weights
-from eagle3lab.draft.train import Trainer, new_draft
+from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.embedded import EmbeddedEngine

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -133,9 +135,23 @@ def test_the_context_can_be_filled_and_not_exceeded(llama):
         next(engine.speculate(RandomDraft(), [Request("over", [7] * 100, 29)], 3))
 
 
-def test_sampled_requests_and_bad_steps_are_refused(llama):
-    with pytest.raises(ValueError, match="'warm'.*temperature=0.5"):
-        next(llama.speculate(RandomDraft(), [Request("warm", [3], 4, temperature=0.5)], 3))
+@pytest.mark.parametrize("num_steps", [1, 3, 6])
+def test_a_sampled_answer_is_the_one_drawn_without_speculation(engine, num_steps):
+    """The same random number chooses the same place's token, whoever asked for it; the drafts are right or wrong."""
+    warm = [replace(request, temperature=0.7, seed=i) for i, request in enumerate(requests(4, max_tokens=18))]
+    drawn = by_id(engine.generate(warm, batch_size=1))
+    greedy = by_id(engine.generate(requests(4, max_tokens=18)))
+    assert all(drawn[r.id].output_ids != greedy[r.id].output_ids for r in warm)
+    for request in warm:
+        answer = drawn[request.id]
+        oracle = oracle_for(engine, answer, wrong={len(request.input_ids) + 4, len(request.input_ids) + 9})
+        for draft in (oracle, RandomDraft(num_steps)):
+            done = next(engine.speculate(draft, [request], num_steps))
+            assert (done.output_ids, done.finish_reason) == (answer.output_ids, answer.finish_reason)
+            assert len(done.output_ids) == 1 + sum(a + 1 for a in done.accepted)
+
+
+def test_bad_steps_are_refused(llama):
     with pytest.raises(ValueError, match="num_steps=0"):
         next(llama.speculate(RandomDraft(), [Request("a", [3], 4)], 0))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eagle3lab.features import store as store_module
-from eagle3lab.features.estimate import StoreEstimate, estimate_extraction
+from eagle3lab.features.estimate import SAMPLE_ROWS, StoreEstimate, estimate_by_sample
 from eagle3lab.features.layout import DiskFullError, FeatureStoreError
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, make_row, write_rows
@@ -138,30 +138,51 @@ def corpus(count):
     rows = []
     for number in range(count):
         row_id, ids, spans, *_ = make_row(number)
-        rows.append({"id": row_id, "input_ids": ids.tolist(), "loss_spans": spans})
+        rows.append(SimpleNamespace(id=row_id, input_ids=ids.tolist(), loss_spans=spans))
     return rows
 
 
-def capture(pairs):
-    for row_id, _ in pairs:
-        _, _, _, aux, last, *_ = make_row(int(row_id[4:]))
-        yield SimpleNamespace(id=row_id, aux_TAH=aux, last_TH=last)
+def capture_into(writer, seen=None):
+    """A capture that makes rows durable, as `estimate_by_sample` wants it."""
+
+    def capture(rows):
+        for row in rows:
+            _, _, _, aux, last, *_ = make_row(int(row.id[4:]))
+            writer.add(row.id, row.input_ids, row.loss_spans, aux, last)
+        writer.flush()
+        if seen is not None:
+            seen.append([row.id for row in rows])
+
+    return capture
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp8+top4"])
-def test_the_estimate_is_what_the_store_takes(tmp_path, codec):
+def test_the_estimate_is_what_the_rest_of_the_store_takes(tmp_path, codec):
     head = torch.randn(60, HIDDEN) if "top" in codec else None
-    rows = corpus(200)
-    estimate = estimate_extraction(tmp_path / "store", rows, capture, AUX_LAYERS, HIDDEN, codec, head)
-    assert list(tmp_path.iterdir()) == []
-    writer = FeatureWriter(tmp_path / "store", FINGERPRINT, AUX_LAYERS, HIDDEN, codec=codec, head_VH=head)
-    for states, row in zip(capture((row["id"], None) for row in rows), rows, strict=True):
-        writer.add(row["id"], row["input_ids"], row["loss_spans"], states.aux_TAH, states.last_TH)
-    info = writer.close()
-    taken = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
-    assert (estimate.rows, estimate.tokens) == (200, info["tokens"])
-    assert estimate.bytes == pytest.approx(taken, rel=0.1) and estimate.bytes > info["bytes"]
+    rows, seen = corpus(200), []
+    writer = FeatureWriter(tmp_path, FINGERPRINT, AUX_LAYERS, HIDDEN, codec=codec, head_VH=head)
+    capture = capture_into(writer, seen)
+    estimate = estimate_by_sample(tmp_path, rows, capture, codec, 3, HIDDEN, 60)
+    sample = [row_id for part in seen for row_id in part]
+    assert [len(part) for part in seen] == [1, SAMPLE_ROWS - 1] and writer.done_ids == set(sample)
+    before = sum(path.stat().st_size for path in tmp_path.iterdir())
+    rest = [row for row in rows if row.id not in writer.done_ids]
+    capture(rest)
+    taken = sum(path.stat().st_size for path in tmp_path.iterdir()) - before
+    assert (estimate.rows, estimate.tokens) == (len(rest), sum(len(row.input_ids) for row in rest))
+    # bytes of a row in small shards: a sample of 16 has two headers of its own, which weigh more there
+    assert taken * 0.9 < estimate.bytes < taken * 1.25
     assert estimate.hours == pytest.approx(estimate.tokens / estimate.tokens_per_second / 3600)
+    assert len(FeatureStore(tmp_path) if writer.close() else ()) == 200  # the sample's rows stayed
+
+
+def test_the_sample_is_spread_over_the_rows(tmp_path):
+    seen, rows = [], corpus(165)
+    writer = FeatureWriter(tmp_path, FINGERPRINT, AUX_LAYERS, HIDDEN)
+    estimate_by_sample(tmp_path, rows, capture_into(writer, seen), "bf16", 3, HIDDEN)
+    assert [row_id for part in seen for row_id in part] == [f"row-{n}" for n in range(0, 160, 10)]
+    with pytest.raises(ValueError, match="no rows to estimate from"):
+        estimate_by_sample(tmp_path, [], capture_into(writer), "bf16", 3, HIDDEN)
 
 
 def test_a_disk_that_is_too_small_is_refused_with_the_numbers(tmp_path, monkeypatch):
@@ -170,9 +191,6 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers(tmp_path, monkeypa
     with pytest.raises(DiskFullError, match=r"2.10 GB are needed for 1,000 tokens .*2.05 GB are free"):
         estimate.require_disk(tmp_path)
     estimate.require_disk(tmp_path / "not" / "made" / "yet", spare=0.02)
-    assert str(estimate) == "10 rows, 1,000 tokens: 2.00 GB, 0.50 h at 100 tokens/s"
-
-
-def test_nothing_to_capture_takes_nothing(tmp_path):
-    estimate = estimate_extraction(tmp_path / "store", [], capture, AUX_LAYERS, HIDDEN)
-    assert (estimate.rows, estimate.bytes, estimate.hours) == (0, 0, 0.0)
+    assert str(estimate) == "10 rows, 1,000 tokens: 2 GB, 30 min at 100 tokens/s"
+    assert str(StoreEstimate(1, 90, 4_560_000, 0.01, 2.5)) == "1 rows, 90 tokens: 0.00456 GB, 36 s at 2 tokens/s"
+    assert "12.5 h" in str(StoreEstimate(1, 90, 10, 12.5, 2.0))

@@ -1,5 +1,7 @@
 """Rows that are captured when they are read look as if they came from a store, and train to the same weights."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.rows import training_rows
 from eagle3lab.draft.train import Trainer
-from eagle3lab.features.live import LiveFeatures
+from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.live import LiveFeatures, write_plan
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.draft.samples import A, H, V, make_draft
 from tests.features.rows import FINGERPRINT
@@ -75,6 +78,52 @@ def test_training_without_a_store_gives_the_same_weights(tmp_path, codec):
         weights.append([parameter.detach() for parameter in draft.parameters()])
     assert all(map(torch.equal, *weights))
     assert not all(map(torch.equal, weights[0], make_draft().parameters()))
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp8+top5"])
+def test_a_plan_in_a_stores_place_gives_the_same_rows(tmp_path, codec):
+    head = torch.randn(V, H, generator=torch.Generator().manual_seed(9))
+    info = write_plan(tmp_path / "features", corpus(), FINGERPRINT, [2, 4, 5], H, codec, "float32")
+    live = LiveFeatures.open(tmp_path / "features", capture, head)
+    direct = LiveFeatures(corpus(), capture, [2, 4, 5], H, codec, head if "top" in codec else None)
+    assert live.ids == direct.ids and live.fingerprint == FINGERPRINT and live.codec == direct.codec
+    for one, other in zip(live.rows(), direct.rows(), strict=True):
+        assert (one.id, one.split, one.set) == (other.id, other.split, other.set)
+        assert torch.equal(one.aux_TAH, other.aux_TAH) and torch.equal(one.loss_mask_T, other.loss_mask_T)
+    lengths = [len(row["input_ids"]) for row in corpus()]
+    # teachers stand before the tokens 3 .. T-1
+    assert (info["rows"], info["tokens"], info["teacher_slots"]) == (12, sum(lengths), sum(n - 3 for n in lengths))
+    assert info["bytes"] == (tmp_path / "features" / "rows.jsonl").stat().st_size
+    with pytest.raises(FeatureStoreError, match='holds no states.*extract with features "store"'):
+        FeatureStore(tmp_path / "features")
+
+
+def test_a_bad_plan_leaves_nothing(tmp_path):
+    rows = corpus()
+    rows[4]["loss_spans"] = [[3, 99]]
+    with pytest.raises(ValueError, match="row 'r4': loss span"):
+        write_plan(tmp_path / "features", rows, FINGERPRINT, [2, 4, 5], H, "bf16", "float32")
+    with pytest.raises(ValueError, match="codec='bf17'"):
+        write_plan(tmp_path / "features", corpus(), FINGERPRINT, [2, 4, 5], H, "bf17", "float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_thread_at_a_time_captures(tmp_path):
+    """A target's forward pass is tapped: two at once would take each other's states."""
+    inside, most = [], []
+
+    def slow(pairs):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.001)
+        result = list(capture(pairs))
+        inside.pop()
+        return result
+
+    live = LiveFeatures(corpus(), slow, [2, 4, 5], H)
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(live.row, live.ids * 3))
+    assert max(most) == 1 and [row.id for row in rows] == live.ids * 3
 
 
 def test_bad_corpora_are_refused():

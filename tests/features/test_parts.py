@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.layout import FeatureStoreError, quarantine_folder
 from eagle3lab.features.store import FeatureStore, FeatureWriter, finish_store
 from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, make_row, write_rows
 
@@ -74,7 +74,7 @@ def test_a_damaged_shard_is_no_loss_where_another_part_holds_its_rows(tmp_path):
         writer.close()
     (tmp_path / "shard-a-00000.safetensors").write_bytes(b"cut")
     assert finish_store(tmp_path, ["row-1"])["duplicates"] == 0
-    assert (tmp_path / "quarantine" / "shard-a-00000.safetensors").exists()
+    assert (quarantine_folder(tmp_path) / "shard-a-00000.safetensors").exists()
     assert FeatureStore(tmp_path).index("row-1")["shard"] == "shard-b-00000.safetensors"
 
 

@@ -50,7 +50,8 @@ def damage(folder: Path, kind: str) -> None:
 @settings(max_examples=40, deadline=None)
 def test_any_history_ends_in_the_same_rows(history):
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name) / "store"  # a folder beside it may hold damaged shards
+        folder.mkdir()
         for writer, kind in history:
             leave(folder, *writer)
             damage(folder, kind)
@@ -66,7 +67,6 @@ def test_any_history_ends_in_the_same_rows(history):
         listed = {entry["name"] for entry in info["shards"]}
         assert {path.name for path in folder.glob("shard-*")} >= listed
         own = {path.name for path in folder.iterdir() if "-a" not in path.name and "-b" not in path.name}
-        own -= {"quarantine"}
         assert own == SOLE_FILES | {shard for shard in listed if shard.startswith("shard-00")}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eagle3lab.features.checks import NonFiniteStateError
 from eagle3lab.features.finish import DamagedShardError
-from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.layout import FeatureStoreError, quarantine_folder
 from eagle3lab.features.store import FeatureStore, FeatureWriter, finish_store
 from eagle3lab.workbench.files import read_jsonl
 from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, SOLE_FILES, make_row, write_rows
@@ -123,7 +123,7 @@ def test_leftovers_of_a_cut_are_cleared(tmp_path, damage):
     assert sorted(store.ids) == sorted(f"row-{n}" for n in range(20))
     for row in store.rows():
         assert_row(row, int(row.id[4:]))
-    names = {path.name for path in tmp_path.iterdir()} - {"quarantine"}
+    names = {path.name for path in tmp_path.iterdir()}
     assert names == {*SOLE_FILES, *(entry["name"] for entry in store.info["shards"])}
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_shard_is_named_moved_aside_and_captured_again(tmp_path, damag
         with pytest.raises(DamagedShardError, match=f"{shard.name} .*missing, or of another size") as error:
             FeatureStore(tmp_path)
     assert error.value.row_ids == inside and f"only the {len(inside)} rows" in str(error.value)
-    assert (tmp_path / "quarantine" / shard.name).exists() == (damage != "missing") and not shard.exists()
+    assert (quarantine_folder(tmp_path) / shard.name).exists() == (damage != "missing") and not shard.exists()
     with pytest.raises(FeatureStoreError, match="no finished feature store"):
         FeatureStore(tmp_path)
     added = []

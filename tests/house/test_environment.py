@@ -35,6 +35,12 @@ def name_of(requirement: Requirement) -> str:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DIRECT = {name_of(r): r for r in map(Requirement, PROJECT["dependencies"])}
 DEV = {name_of(r): r for r in map(Requirement, PROJECT["optional-dependencies"]["dev"])}
+EXTRAS = {
+    name: {name_of(r): r for r in map(Requirement, listed)}
+    for name, listed in PROJECT["optional-dependencies"].items()
+    if name != "dev"  # the environment of this repository has `dev`; the others are for who wants them
+}
+OPTIONAL = {name: r for extra in EXTRAS.values() for name, r in extra.items()}
 LOCK_TEXT = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 LOCK_LINES = [line for line in LOCK_TEXT.splitlines() if not line.startswith("#")]
 LOCK = {name_of(r): r for r in map(Requirement, LOCK_LINES)}
@@ -76,6 +82,15 @@ def test_a_direct_dependency_has_the_same_version_in_the_lock(name):
         assert declared.specifier.contains(pinned(LOCK[name]))
     else:
         assert pinned(declared) == pinned(LOCK[name])
+
+
+def test_an_extra_is_pinned_exactly_and_apart_from_what_everyone_needs():
+    assert set(EXTRAS) == {"hub"}
+    for name, requirement in OPTIONAL.items():
+        pinned(requirement)
+        assert name not in DIRECT | DEV
+        for lock in (LOCK, SGLANG_LOCK):  # where something else needs it in turn, it is the same version
+            assert name not in lock or pinned(lock[name]) == pinned(requirement)
 
 
 def needed_packages() -> set[str]:
@@ -147,11 +162,21 @@ def packages_behind(targets: Iterable[str]) -> set[str]:
 def test_every_import_of_the_package_is_a_direct_dependency():
     targets = {target for name in modules() for target in imports_of(name)}
     used = packages_behind(targets)
-    assert used - set(DIRECT) == set(), "imported, but not declared"
+    assert used - set(DIRECT) - set(OPTIONAL) == set(), "imported, but not declared"
     assert set(DIRECT) - used - NOT_IMPORTED == set(), "declared, but not imported"
+
+
+def test_what_an_extra_brings_is_imported_where_it_is_used_not_with_its_module():
+    at_once = set()
+    for path in modules().values():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        at_once |= {canonicalize_name(target.split(".")[0]) for target in imported("", tree, is_package=True)}
+    assert "numpy" in at_once and not at_once & set(OPTIONAL)
+    assert {canonicalize_name(t.split(".")[0]) for name in modules() for t in imports_of(name)} >= set(OPTIONAL)
 
 
 def test_every_import_of_the_tests_is_declared():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")]
     used = packages_behind(target for tree in trees for target in imported("tests", tree, is_package=True))
-    assert used - set(DIRECT) - set(DEV) == set()
+    assert used - set(DIRECT) - set(DEV) - set(OPTIONAL) == set()

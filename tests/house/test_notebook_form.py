@@ -56,7 +56,9 @@ def test_its_parameters_cell_holds_plain_literals_with_a_comment_each(label):
 
 @every_notebook
 def test_its_parameters_are_those_that_its_stage_needs(label):
-    stage_parameters(label.partition("_")[2])
+    stage = label.partition("_")[2]
+    names = {param.name for param in stage_parameters(stage)}
+    assert set(STAGES[stage].manner) <= names
 
 
 @every_notebook

@@ -2,6 +2,7 @@
 
 import pytest
 
+from eagle3lab.engines.base import Request
 from eagle3lab.engines.sglang.engine import SGLangEngine, max_positions
 from eagle3lab.engines.sglang.pool import Speculation
 from tests.engines.conformance import Case, Conformance
@@ -29,4 +30,6 @@ def case(story_engine, story_prompts, story_reference, story_draft):
 
 
 class TestSGLang(Conformance):
-    pass
+    def test_sampled_speculation_on_a_cpu_is_refused(self, case):
+        with pytest.raises(ValueError, match="'warm'.*temperature=0.5.*verifies drafts greedily"):
+            list(case.make_speculating(()).speculate(case.draft, [Request("warm", [3], 4, temperature=0.5)], 3))

@@ -134,6 +134,24 @@ def test_an_ancestor_that_is_gone_is_named(lab):
     assert read(opened("diagnostics"))["training"] == training
 
 
+def test_a_run_can_go_without_what_something_else_stands_in_for(lab):
+    made("data_prep")
+    inference, _, training = made_to_training()
+    run = opened("diagnostics", training_run="none")
+    with pytest.raises(KeyError, match='training_run is "none", and no parameter names what stands in place'):
+        run.upstream("training")
+    assert run.upstream("inference").id == inference
+    whole = opened("diagnostics")
+    assert read(whole) == {"training": training, "inference": inference} and whole.id != run.id
+    [row] = plan("tiny", {"training_run": "none"}, ["diagnostics"])
+    assert (row.run_id, set(row.upstream)) == (run.id, {"inference"}) and "training" not in row.ancestors
+    shutil.rmtree(lab.root / "runs" / inference)
+    [row] = plan("tiny", {"training_run": "none", "inference_run": "none"}, ["diagnostics"])
+    assert row.upstream == {} and row.waits_for is None
+    with pytest.raises(UpstreamError, match="serving needs the run 'none' .training_run."):
+        plan("tiny", {"training_run": "none"}, ["serving"])
+
+
 def test_a_plan_follows_runs_that_have_yet_to_be_made(lab):
     made("data_prep")
     inference, _, training = made_to_training()
@@ -162,3 +180,20 @@ def test_unknown_names_of_runs_are_parameters_too(lab):
     made("data_prep")
     with pytest.raises(ParameterError, match="did you mean 'inference_run'"):
         plan("tiny", {"inferense_run": "latest"}, ["extraction"])
+
+
+def test_another_manner_of_working_finds_the_same_run_and_goes_on_with_it(lab):
+    lab.notebook("inference", "times: int = 2  # factor\nservers: list[str] = []  # where they are\n")
+    made("data_prep")
+    run_id = made("inference", servers=[])
+    assert opened("inference", servers=["http://a:1"]).id == run_id
+
+    def planned(**overrides):
+        [row] = plan("tiny", overrides, ["inference"])
+        return row.run_id == run_id, row.will_run, row.why
+
+    assert planned() == (True, False, "unchanged")
+    moved = "goes on in another manner: servers [] -> ['http://a:1']"
+    assert planned(servers=["http://a:1"]) == (True, True, moved)
+    assert planned(servers=["http://a:1"], times=5) == (False, True, "parameters changed: times 2 -> 5")
+    assert opened("inference", servers=[], times=5).id != run_id

@@ -143,10 +143,15 @@ def test_impossible_combinations_are_refused_before_a_kernel(lab):
         "engine = 'embedded', topk = 4: the embedded engine drafts chains: topk must be 1"
     ]
     assert not violations({"engine": "sglang", "topk": 4})
-    assert violations({"subset_sizes": [100, 100]}) and not violations({"subset_sizes": [100, 200]})
+    assert violations({"engine": "sglang", "codec": "fp8+top16"})
+    assert not violations({"engine": "embedded", "codec": "fp8+top16"})
+    assert violations({"amounts": [100, 100]}) and not violations({"amounts": [100, 200]})
     assert violations({"num_steps": [3, 0]}) and not violations({"num_steps": [1, 3]})
     assert violations({"topk": 1, "num_steps": 3, "num_draft_tokens": 8})
     assert not violations({"draft_vocab_size": None, "aux_layers": None})
+    assert violations({"processes": 2, "accumulate": 1}) and not violations({"processes": 2, "accumulate": 3})
+    assert violations({"export_best": True, "heldout_rows": 0})
+    assert not violations({"export_best": True, "heldout_rows": 2})
 
 
 @pytest.mark.parametrize(

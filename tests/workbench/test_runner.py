@@ -244,6 +244,9 @@ def test_commands_that_start_nothing(lab, capsys):
     assert main(["plan", "tiny", "--to", "inference", "--from", "data_prep", "-p", "lr", "3e-4"]) == 0
     out = capsys.readouterr().out
     assert "run  01_data_prep" in out and "lr = 0.0003  (command line)" in out and "after data_prep" in out
+    assert "python -m eagle3lab run tiny --only data_prep -p lr 3e-4\n" in out
+    assert "python -m eagle3lab run tiny --only inference\n" in out  # it knows no lr
+    assert "No counts, bytes and hours: params/tiny/plan.yaml" in out
     assert main(["params", "data_prep", "--profile", "tiny"]) == 0
     assert "words: int = 4  # words  [params/tiny/common.yaml]" in capsys.readouterr().out
     assert main(["status"]) == 0 and "## Next" in capsys.readouterr().out

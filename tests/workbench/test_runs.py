@@ -142,8 +142,11 @@ def test_a_directory_artefact_is_checked_file_by_file(lab):
     upstream = open_run("inference", dict(INFER)).upstream("data_prep")
     assert upstream.artefact("prepared") == run.folder / "set"
     (run.folder / "set" / "deep" / "b.txt").write_text("2")
-    with pytest.raises(ArtefactError, match="b.txt is not the file"):
+    with pytest.raises(ArtefactError, match="b.txt is not the file.*remove it and run the stage again"):
         upstream.artefact("prepared")
+    assert plan("tiny", stages=["data_prep"])[0].why == "unchanged"  # bytes are compared by who reads them
+    (run.folder / "set" / "deep" / "b.txt").unlink()
+    assert plan("tiny", stages=["data_prep"])[0].why == "files are gone: prepared"
 
 
 def test_finish_wants_every_artefact_the_stage_makes(lab):

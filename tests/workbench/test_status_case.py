@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from eagle3lab.workbench.cli import main
 from eagle3lab.workbench.files import append_jsonl, write_json_atomic
 from eagle3lab.workbench.processes import own_identity
 from eagle3lab.workbench.standing import standing_warnings
@@ -83,6 +84,30 @@ def test_done_running_stopped_and_next(case):
     ]
 
 
+def test_numbers_key_files_and_commands_are_those_of_the_records(case):
+    assert [(row["profile"], row["stage"], row["result"]) for row in case.numbers] == [
+        ("samples_5k", "01_data_prep", "4,800 prompts"),
+        ("samples_5k", "06_serving", "82.3 tok/s with chain 4, 90.0 without"),
+        ("samples_88k", "01_data_prep", "88,088 prompts of ten sets"),
+    ]
+    assert {row["path"] for row in case.key_files if row["profile"] == "samples_88k"} == {
+        "runs/data_prep-samples_88k/table.json"
+    }
+    assert len(case.key_files) == len(case.done)
+    assert [row["command"] for row in case.next] == [
+        "python -m eagle3lab run samples_5k --from scaling",
+        "python -m eagle3lab run samples_88k --from extraction",
+    ]
+
+
+def test_the_command_line_prints_it_and_writes_the_page(case, tmp_path, capsys):
+    assert main(["status", "samples_88k", "--html", str(tmp_path / "status.html")]) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "status.html").read_text()
+    for words in ("88,088 prompts of ten sets", "31,204/83,288 answers", "run samples_88k --from extraction"):
+        assert words in printed and words in page
+    assert "samples_5k" not in printed + page
+
+
 def test_the_warnings_a_person_would_write(case):
     assert [(row["stage"], row["warning"]) for row in case.warnings] == [
         ("02_inference", "8% of 4,800 answers were cut at their token limit; raise max_tokens"),
@@ -102,6 +127,17 @@ def test_the_wrong_flag_is_a_warning():
     lengths["accept_length_served"] = {"accept_length": 1.9}
     ((_, text),) = standing_warnings({"diagnostics": {**lengths, "cycles_differing": 1200}})
     assert text == "simulated differs from served in 1,200 cycles (accept length 2.10 simulated, 1.90 served)"
+
+
+def test_what_a_grid_found_is_warned_of():
+    loaded = "do not speculate: the best setting (num_steps 2) gives x0.80 at 8 streams"
+    fine = {"best": {**SERVED, "speedup": 1.2}, "sampled": {"p": 0.4}, "advice": ["speculate with num_steps 2"]}
+    assert standing_warnings({"serving": fine}) == []
+    found = standing_warnings({"serving": {**fine, "sampled": {"p": 2e-7}, "advice": [*fine["advice"], loaded]}})
+    assert [text for _, text in found] == [
+        "sampled answers are distributed otherwise than those of plain decoding (p 2e-07)",
+        loaded,
+    ]
 
 
 def test_nothing_is_warned_of_where_all_is_well_or_untold():

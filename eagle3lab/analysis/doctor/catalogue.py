@@ -22,12 +22,14 @@ class Failure:
 
 
 PARITY = "simulated = served"
+SERVED_LENGTH = "server accept length"
+SYMPTOMS = (PARITY, SERVED_LENGTH)  # they show that something is wrong, and not what
 RECAPTURED = "features recaptured"
 
 CATALOGUE = (
     Failure(
         "flag EAGLE instead of EAGLE3 (tau exactly 1.00)",
-        ("launch flag", "server flag", "server accept length"), "flag",
+        ("launch flag", "server flag", SERVED_LENGTH), "flag",
     ),
     Failure(
         "aux layer off by one",
@@ -87,12 +89,12 @@ CATALOGUE = (
 
 def causes_shown(rows: Iterable[Check]) -> dict[str, str]:
     """Causes (of `suspects.REMEDIES`) that faults of the doctor show, and what shows them: the facts that rank before
-    guesses. The rows of the comparison itself do not count."""
+    guesses. Rows that are symptoms (nothing is accepted, served is not simulated) do not count."""
     by_check = {check: entry.cause for entry in CATALOGUE for check in entry.checks if entry.cause in REMEDIES}
     found: dict[str, str] = {}
     for row in rows:
         cause = by_check.get(row.check)
-        if cause and row.verdict == "fault" and row.check != PARITY:
+        if cause and row.verdict == "fault" and row.check not in SYMPTOMS:
             found.setdefault(cause, f"{row.check}: {row.found}")
     return found
 

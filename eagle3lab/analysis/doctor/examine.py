@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from eagle3lab.analysis.doctor.commands import with_commands
 from eagle3lab.analysis.doctor.corpus import check_corpus
 from eagle3lab.analysis.doctor.draft import check_draft_vocabulary
 from eagle3lab.analysis.doctor.features import check_features, check_recaptured, sampled_rows
@@ -103,7 +104,10 @@ class _Round:
                 self.found.append(Check(area, "not given", "something to look at", "not checked", f"give {area}"))
             else:
                 self.found += guarded(area, "something that can be read", remedy, getattr(self, f"_{area}"))
-        return self.found
+        return with_commands(self.found, {"target": self.s.target, "draft": self.s.draft, "server": self._url()})
+
+    def _url(self) -> str | None:
+        return self.s.server.url if isinstance(self.s.server, ServerInfo) else self.s.server
 
     def _unsaid(self, rows: list[Check]) -> list[Check]:
         """The rows, without what the guards find in the drafter's folder where the drafter's own area has told it."""

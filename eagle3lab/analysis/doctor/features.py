@@ -11,15 +11,16 @@ import torch
 
 from eagle3lab.analysis.doctor.report import Check, guarded, judged
 from eagle3lab.data.corpus import corpus_summary, read_corpus
+from eagle3lab.data.fingerprint import target_fingerprint
 from eagle3lab.features.codec import Codec, teacher_tensors, token_tensors
 from eagle3lab.features.encode import FeatureRow, decode_row
 from eagle3lab.features.layout import STORE, read_index, read_manifest, shard_is_whole
 from eagle3lab.features.shardfile import ShardFile, checksum
 from eagle3lab.features.slots import spans_to_mask
-from eagle3lab.workbench.files import sha256_file
 
 EXTRACT = "extract again (03_extraction); it captures only what is missing"
 AFRESH = "remove the features and extract again (03_extraction)"
+FRESH = "made from this corpus, target, tokenizer and chat template"
 LONG_TAIL = 8  # equal trained tokens at the end that look like padding
 SURPRISE_NATS = 0.2  # mean surprisal above mean entropy, from which a text is not the target's own
 MOST_SURPRISES = 256  # tokens of a row that are looked at: each costs a pass over the output head
@@ -41,7 +42,8 @@ def check_features(
         return [Check("features files", f"no {STORE} in {folder}", "a finished store", "fault", remedy)]
     manifest = read_manifest(folder / STORE)
     files = check_shards(folder, manifest)
-    rows = [files, check_fresh(manifest, corpus, target), check_store_layers(manifest, aux_layers)]
+    fresh = guarded("features fresh", FRESH, AFRESH, lambda: check_fresh(manifest, corpus, target))
+    rows = [files, *fresh, check_store_layers(manifest, aux_layers)]
     if files.verdict == "fault":
         return rows
     remedy = "remove the shard, then extract again (03_extraction)"
@@ -60,20 +62,17 @@ def check_shards(folder: Path, manifest: dict) -> Check:
 
 def check_fresh(manifest: dict, corpus: str | Path | None = None, target: str | Path | None = None) -> Check:
     """The store was made from this corpus, target and tokenizer."""
-    name, expected = "features fresh", "made from this corpus, target and tokenizer"
-    known, now = manifest["fingerprint"], {}
+    name, known, now = "features fresh", manifest["fingerprint"], {}
     if corpus is not None:
         now["corpus"] = corpus_summary(corpus)["fingerprint"]
     if target is not None:
-        now["target"] = sha256_file(Path(target) / "config.json")
-        if (Path(target) / "tokenizer.json").is_file():
-            now["template"] = sha256_file(Path(target) / "tokenizer.json")
+        now |= target_fingerprint(target)
     compared = [field for field in now if field in known]
     if not compared:
-        return Check(name, "nothing to compare with", expected, "not checked", "give the corpus and the target")
+        return Check(name, "nothing to compare with", FRESH, "not checked", "give the corpus and the target")
     stale = [field for field in compared if known[field] != now[field]]
     found = f"another {', another '.join(stale)}" if stale else f"same {', '.join(compared)}"
-    return judged(name, found, expected, "fault" if stale else "ok", AFRESH)
+    return judged(name, found, FRESH, "fault" if stale else "ok", AFRESH)
 
 
 def check_store_layers(manifest: dict, aux_layers: Sequence[int] | None) -> Check:

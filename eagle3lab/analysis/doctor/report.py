@@ -15,13 +15,15 @@ WORST_FIRST: tuple[Verdict, ...] = ("fault", "warning", "not checked", "ok")
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `remedy` says what to do about it; every row that is not ok has one."""
+    """One finding. `remedy` says what to do about it, and every row that is not ok has one; `command`, where there is
+    one, does it or comes next."""
 
     check: str
     found: str
     expected: str
     verdict: Verdict
     remedy: str = ""
+    command: str = ""
 
     def __post_init__(self):
         if self.verdict not in VERDICTS:
@@ -86,5 +88,7 @@ def as_text(rows: Iterable[Check], width: int = 100) -> str:
             continue
         for head, text in ((mark, row.found), (" " * 12 + "expected: ", row.expected), (" " * 12 + "-> ", row.remedy)):
             lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * 14) or [head]
+        if row.command:
+            lines.append(f"{' ' * 12}$ {row.command}")
     counts = verdict_counts(rows)
     return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])

@@ -138,7 +138,8 @@ class _Appended:
     def append(self, row: Mapping[str, Any]) -> None:
         if self._failed:
             raise JournalError(f"{self.path} could not be written a moment ago; nothing is added to it any more")
-        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        line = text.encode("utf-8", "backslashreplace")  # a lone surrogate (of a server's words) becomes JSON's escape
         written = 0
         try:
             while written < len(line):

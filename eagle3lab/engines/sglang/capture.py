@@ -27,8 +27,8 @@ from eagle3lab.engines.sglang.bounded import bounded
 from eagle3lab.engines.sglang.capture_files import FOLDER_VARIABLE, StoreSpec
 from eagle3lab.engines.sglang.capture_session import POLL_S, CaptureError, CaptureSession, check_capturing
 from eagle3lab.engines.sglang.capture_sinks import states_file
+from eagle3lab.engines.sglang.client import Client
 from eagle3lab.engines.sglang.errors import RequestRefused, ServerFault
-from eagle3lab.engines.sglang.raw_client import RawClient
 from eagle3lab.features.checks import NonFiniteStateError
 from eagle3lab.features.codec import Codec
 from eagle3lab.features.layout import read_index, read_parts, shard_is_whole
@@ -147,7 +147,7 @@ def capture_to_store(
 
 async def _send(session, rows, concurrency) -> AsyncIterator[tuple[CaptureRow, str | None]]:
     """Sends rows; (row, None) when it went through the server, (row, error) when the server did not run it."""
-    async with RawClient(session.url, concurrency, session.timeout_s) as client:
+    async with Client(session.url, concurrency=concurrency, timeout_s=session.timeout_s) as client:
 
         async def send(row):
             facts = {"loss_spans": row.loss_spans, "split": row.split, "set": row.set}
@@ -186,7 +186,7 @@ def capture_states(
 
 
 async def _states(session, folder, rows, concurrency) -> AsyncIterator[Features]:
-    async with RawClient(session.url, concurrency, session.timeout_s) as client:
+    async with Client(session.url, concurrency=concurrency, timeout_s=session.timeout_s) as client:
         failed: dict[str, Exception] = {}
 
         async def fetch(row):
@@ -216,7 +216,7 @@ def capture_json(
     """(id, aux_TE float32) of (id, input_ids) rows from the server's own answers: slow, for checks.
 
     The server needs --enable-return-aux-hidden-states and must prefill a row in one piece. Raises RowError for a row of
-    which it gave only a part, errors of `RawClient.prefill` otherwise.
+    which it gave only a part, errors of `Client.prefill` otherwise.
     """
 
     async def fetch(client, row):
@@ -235,7 +235,7 @@ def capture_json(
         return row_id, aux_TE
 
     async def answers():
-        async with RawClient(url, concurrency, timeout_s) as client:
+        async with Client(url, concurrency=concurrency, timeout_s=timeout_s) as client:
             async for answer in bounded(rows, lambda row: fetch(client, row), concurrency):
                 yield answer
 

@@ -17,6 +17,7 @@ from eagle3lab.engines.sglang.stats import CountsDisagree
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 30.0
+LEAST_TOKENS = 1  # the shortest answer there is: the prompt goes through, one token is drawn from it
 TOO_MANY_REQUESTS = 429  # a router's word for "later", the only 4xx that is worth another attempt
 
 
@@ -91,6 +92,21 @@ class Client:
         """Answers as they end, in any order. `requests` is read as there is room; the first error ends it all."""
         return bounded(requests, self.generate, self.concurrency)
 
+    async def prefill(self, row_id: str, input_ids: list[int], **fields) -> dict:
+        """The server's own answer to a row as a prompt; `fields` are added to the request (rid, return_hidden_states).
+
+        Tried once: a server that came back has lost what it captured. Raises RequestRefused, ServerFault, ServerGone,
+        BadAnswer; all name the row.
+        """
+        request = Request(row_id, input_ids, LEAST_TOKENS)
+        async with self._free:
+            try:
+                answer = await self._plain(request, {**wire.body(request, (), True, False), **fields})
+                self._raise_abort(request, wire.finish_of(answer, row_id))
+                return answer
+            except _TryAgain as failed:
+                raise failed.error from failed.__cause__
+
     async def _attempt(self, request: Request) -> wire.Answer:
         answer = await self._ask(request, ignore_ends=not self.end_ids)
         if answer is None:  # the server has an end token that is none of ours: it must not see any
@@ -101,37 +117,35 @@ class Client:
         """One exchange. None: the server stopped at an end token of its own."""
         started = time.perf_counter()
         body = wire.body(request, self.end_ids, ignore_ends, self.ordered)
-        try:
-            if self.ordered:
-                raw, tokens_after = await self._streamed(request, body)
-            else:
-                raw, tokens_after = await self._plain(request, body), None
-        except httpx.TransportError as error:
-            what = f"row {request.id!r}: {self.url}: {type(error).__name__} {error}".rstrip()
-            raise _TryAgain(ServerGone(what, self.url, request.id)) from error
+        if self.ordered:
+            raw, tokens_after, first = await self._streamed(request, body)
+            first_seconds = None if first is None else first - started
+        else:
+            raw, tokens_after, first_seconds = await self._plain(request, body), None, None
         finish = wire.finish_of(raw, request.id)
         self._raise_abort(request, finish)
         if not ignore_ends and wire.stopped_by_own_end(request, raw, finish, self.end_ids):
             return None
         seconds = time.perf_counter() - started
         try:
-            return wire.read_answer(request, raw, finish, self.end_ids, seconds, tokens_after)
+            return wire.read_answer(request, raw, finish, self.end_ids, seconds, tokens_after, first_seconds)
         except CountsDisagree as error:
             raise BadAnswer(f"row {request.id!r}: {self.url}: {error}", self.url, request.id) from error
 
     async def _plain(self, request: Request, body: dict) -> dict:
-        with self._connection() as http:
+        with self._connection(request) as http:
             response = await http.post("/generate", json=body)
         self._raise_status(request, response.status_code, response.text)
         return self._parse(request, response.content)
 
-    async def _streamed(self, request: Request, body: dict) -> tuple[dict, list[int]]:
-        """The last event, with the whole answer's tokens, and how many tokens there were after every event."""
-        with self._connection() as http:
+    async def _streamed(self, request: Request, body: dict) -> tuple[dict, list[int], float | None]:
+        """The last event, with the whole answer's tokens; how many tokens there were after every event; and when the
+        first came."""
+        with self._connection(request) as http:
             return await self._read_stream(http, request, body)
 
-    async def _read_stream(self, http, request: Request, body: dict) -> tuple[dict, list[int]]:
-        tokens_after, ids, last = [], [], None
+    async def _read_stream(self, http, request: Request, body: dict) -> tuple[dict, list[int], float | None]:
+        tokens_after, ids, last, first = [], [], None, None
         async with http.stream("POST", "/generate", json=body) as response:
             if response.status_code != 200:
                 await response.aread()
@@ -143,16 +157,17 @@ class Client:
                 self._raise_streamed_error(request, last)
                 wire.finish_of(last, request.id)
                 if (tokens := wire.tokens_so_far(last)) is not None:
+                    first = first or time.perf_counter()
                     tokens_after.append(tokens)
                     part = last.get("output_ids") or []  # the whole so far, or only what is new
                     ids = part if len(part) >= tokens else ids + part
         if last is None or wire.finish_of(last, request.id) is None:
             what = f"row {request.id!r}: {self.url}: the stream broke off"
             raise _TryAgain(ServerGone(what, self.url, request.id))
-        return {**last, "output_ids": ids}, tokens_after
+        return {**last, "output_ids": ids}, tokens_after, first
 
     @contextmanager
-    def _connection(self):
+    def _connection(self, request: Request):
         """A connection nobody uses now. One pool of all would look through all of them for every request."""
         if not self._idle:
             http = httpx.AsyncClient(
@@ -168,6 +183,9 @@ class Client:
         http = self._idle.pop()
         try:
             yield http
+        except httpx.TransportError as error:
+            what = f"row {request.id!r}: {self.url}: {type(error).__name__} {error}".rstrip()
+            raise _TryAgain(ServerGone(what, self.url, request.id)) from error
         finally:
             self._idle.append(http)
 

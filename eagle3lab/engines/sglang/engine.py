@@ -79,12 +79,14 @@ class SGLangEngine:
             return default_aux_layers(self.facts.num_layers)
         return check_aux_layers(self._chosen_layers, self.facts.num_layers)
 
-    def generate(self, requests: Iterable[Request], batch_size: int = 64) -> Iterator[Completion]:
+    def generate(
+        self, requests: Iterable[Request], batch_size: int = 64, streamed: bool = False
+    ) -> Iterator[Completion]:
         """Yields completions as they end; `batch_size` requests are on their way at the same time.
 
-        `seconds` contains the wait in the server's queue. Raises ValueError / ContextError naming the row, before
-        anything runs; errors of `Client.generate`. Sampled requests are reproducible only on a server with
-        --enable-deterministic-inference; elsewhere a warning says so.
+        `seconds` and `first_seconds` (of `streamed` answers) hold the wait in the server's queue. Raises ValueError /
+        ContextError naming the row, before anything runs; errors of `Client.generate`. Sampled requests are
+        reproducible only on a server with --enable-deterministic-inference; elsewhere a warning says so.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}, at least 1 is needed")
@@ -95,8 +97,9 @@ class SGLangEngine:
             if any(r.temperature > 0 for r in requests) and not info.arguments.get("enable_deterministic_inference"):
                 text = f"{server.url} does not keep to seeds: sampled answers will differ from run to run"
                 warnings.warn(f"{text}; start it with --enable-deterministic-inference", stacklevel=2)
-            for answer in self._ask(server, requests, batch_size, ordered=False):
-                yield Completion(answer.id, answer.prompt_ids, answer.output_ids, answer.finish_reason, answer.seconds)
+            for answer in self._ask(server, requests, batch_size, ordered=streamed):
+                values = (answer.id, answer.prompt_ids, answer.output_ids, answer.finish_reason, answer.seconds)
+                yield Completion(*values, first_seconds=answer.first_seconds)
 
     def speculate(
         self,
@@ -108,24 +111,26 @@ class SGLangEngine:
         batch_size: int = 1,
         ordered: bool = True,
     ) -> Iterator[Answer]:
-        """Yields answers decoded with the drafter of folder `draft`; the output is that of greedy `generate`.
+        """Yields answers decoded with the drafter of folder `draft`; the output is that of `generate`: the same when
+        greedy, distributed alike when sampled (on GPUs only: a CPU server verifies greedily whatever the temperature).
 
         topk above 1 with num_draft_tokens is a tree. `accepted` is None where `ordered` is False, and where the server
         merged verifications on the way (`stats.accepts_in_order`); `stats` are always the server's own counts. Raises
-        ValueError for a sampled request and num_steps < 1, LaunchRefused for a drafter that does not fit, else as
-        `generate`.
+        ValueError for num_steps < 1 and for a sampled request on a CPU, LaunchRefused for a drafter that does not fit,
+        else as `generate`.
         """
         if num_steps < 1 or batch_size < 1:
             raise ValueError(f"num_steps={num_steps} and batch_size={batch_size}: at least 1 is needed")
         requests = self._checked(requests)
-        for request in requests:
-            if request.temperature != 0:
-                raise ValueError(
-                    f"row {request.id!r}: speculation here is greedy, temperature={request.temperature} must be 0"
-                )
         if requests:
             server = self.servers.speculating(Speculation(str(draft), num_steps, topk, num_draft_tokens))
-            self._check_room(server, requests)
+            info = self._check_room(server, requests)
+            warm = next((request for request in requests if request.temperature > 0), None)
+            if warm is not None and info.device == "cpu":
+                raise ValueError(
+                    f"row {warm.id!r}: temperature={warm.temperature}, but a server on a CPU verifies drafts greedily "
+                    "whatever the temperature: ask at 0, or serve on a GPU"
+                )
             yield from self._ask(server, requests, batch_size, ordered)
 
     def capture(self, rows: Iterable[tuple[str, list[int]]], batch_tokens: int = 4096) -> Iterator[Features]:

@@ -87,6 +87,7 @@ def read_answer(
     end_ids: Collection[int],
     seconds: float,
     tokens_after: list[int] | None,
+    first_seconds: float | None = None,
 ) -> Answer:
     """The finished answer, ended at the first of `end_ids`.
 
@@ -117,7 +118,8 @@ def read_answer(
         ids, stats = ids[:end], SpecStats()  # its counts are of the longer answer
         accepted = None if accepted is None else cut_to_answer(accepted, end)
     reason = "length" if end is None else "stop"
-    return Answer(request.id, list(request.input_ids), ids, reason, seconds, accepted, stats)
+    told = {"first_seconds": first_seconds}
+    return Answer(request.id, list(request.input_ids), ids, reason, seconds, accepted, stats, **told)
 
 
 def tokens_so_far(event: dict) -> int | None:

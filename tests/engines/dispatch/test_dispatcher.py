@@ -5,6 +5,7 @@ from math import fsum
 
 import pytest
 
+from eagle3lab.engines.dispatch.journal import read_set_aside
 from eagle3lab.engines.dispatch.policy import GaveUp, Policy
 from eagle3lab.engines.dispatch.run import dispatch
 from eagle3lab.engines.dispatch.work import Partition, Sampling, Work, WorkError
@@ -85,6 +86,14 @@ def test_a_row_that_always_fails_is_set_aside_with_its_reason_and_blocks_nothing
     assert aside(tmp_path) == dict.fromkeys(poison, kind)
     assert {server.asked[row] for row in poison} == {requests}
     assert (last.done, last.set_aside, last.waiting, last.errors) == (38, 2, 0, {kind: 2})
+
+
+def test_words_of_a_server_that_are_no_unicode_end_nothing(tmp_path):
+    works = [work(10)]
+    server = FakeServer(trouble=lambda row, n: RequestRefused("bad \ud800 \x00 token") if row == "set-3" else None)
+    run(works, [server], tmp_path)
+    assert len(answers(tmp_path)) == 9 and aside(tmp_path) == {"set-3": "refused"}
+    assert "bad \ud800 \x00 token" in read_set_aside(tmp_path)[0]["reason"]
 
 
 def test_a_row_that_never_answers_times_out_and_is_set_aside(tmp_path):

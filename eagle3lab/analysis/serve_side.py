@@ -1,0 +1,109 @@
+"""The served half of "simulated against served": answers of the embedded engine, or of a server that runs already,
+with what that server says of itself, so that causes are ranked from both.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3lab.analysis.doctor import causes_excluded, causes_shown
+from eagle3lab.analysis.doctor.serving import check_server
+from eagle3lab.analysis.heldout import AnswerRow, capture_answers
+from eagle3lab.analysis.parity import Parity, ParityError, compare
+from eagle3lab.analysis.suspects import suspects
+from eagle3lab.engines.base import Request, SpecCompletion
+from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.sglang.attach import ServerInfo, attach
+from eagle3lab.engines.sglang.blocking import generate_all
+from eagle3lab.engines.sglang.model_files import read_draft
+
+EMBEDDED = "embedded engine, float32"
+AT_ONCE = 8  # requests on their way to a server
+ATTEMPTS = 4  # for answers whose verifications a busy server merged on the way
+
+
+@dataclass(frozen=True)
+class ServeSide:
+    """Served answers and what is known of who served them.
+
+    facts, excluded: causes that its account of itself shows or rules out, see `compare`. beside: the same answers
+    captured otherwise, see `suspects`. untold: ids of answers that are left out, because the server did not tell what
+    each of their verifications accepted.
+    """
+
+    completions: Sequence[SpecCompletion]
+    name: str = EMBEDDED
+    facts: Mapping[str, str] = field(default_factory=dict)
+    excluded: Collection[str] = ()
+    beside: Mapping[str, list[AnswerRow]] = field(default_factory=dict)
+    untold: tuple[str, ...] = ()
+
+    def compare(self, draft, rows: Sequence[AnswerRow], num_steps: int, head_VH: torch.Tensor) -> Parity:
+        """Against the simulation of `draft` on `rows`. head_VH: the target's output head."""
+        candidates = suspects(draft, self.beside, head_VH)
+        return compare(draft, rows, self.completions, num_steps, candidates, self.facts, self.excluded)
+
+
+def ask_server(
+    url: str, requests: Sequence[Request], num_steps: int, draft_folder: str | Path, end_ids: Collection[int] = (),
+    target: str | Path | None = None, tokenizer: Any = None, beside: Mapping[str, list[AnswerRow]] | None = None,
+) -> ServeSide:  # fmt: skip
+    """The answers of an SGLang server, and what it shows or rules out by its own account (`check_server`).
+
+    Nothing is refused for a fault of the server: finding it is what the comparison is for. A busy server may send
+    several verifications in one part; such answers are asked for again, one at a time, since greedy ones are the same
+    each time. ParityError where it does not run a chain of `num_steps`, and where it tells of no answer; ServerGone,
+    ServerFault or BadAnswer as `attach`; ModelFilesError for the drafter's folder.
+    """
+    info = attach(url).info()
+    _same_setting(info, num_steps)
+    told = check_server(info, read_draft(draft_folder), target, tokenizer)
+    done, untold = _in_order(url, requests, end_ids)
+    if requests and not done:
+        raise ParityError(f"{url} did not tell what each verification accepted: ask it when it is less busy")
+    name = f"SGLang {info.version} on {info.device}, {info.dtype}"
+    return ServeSide(done, name, causes_shown(told), causes_excluded(told), dict(beside or {}), untold)
+
+
+def _in_order(url: str, requests: Sequence[Request], end_ids: Collection[int]) -> tuple[list, tuple[str, ...]]:
+    """(answers that tell their verifications in order, ids of those that do not)."""
+    done, left = [], list(requests)
+    for attempt in range(ATTEMPTS):
+        if left:
+            options = {"concurrency": 1 if attempt else AT_ONCE, "ordered": True, "end_ids": end_ids}
+            told = [answer for answer in generate_all(url, left, **options) if answer.accepted is not None]
+            done += told
+            left = [request for request in left if request.id not in {answer.id for answer in told}]
+    return done, tuple(request.id for request in left)
+
+
+def _same_setting(info: ServerInfo, num_steps: int) -> None:
+    if info.algorithm is None:
+        raise ParityError(f"{info.url} does not speculate: start it with the drafter and EAGLE3")
+    if (info.num_steps, info.topk) != (num_steps, 1):
+        raise ParityError(
+            f"{info.url} runs num_steps {info.num_steps}, topk {info.topk}; the simulation is of a chain of "
+            f"{num_steps}: set num_steps to the server's, and start it with topk 1"
+        )
+
+
+def layers_beside(engine: EmbeddedEngine, answers: Sequence[dict], batch_tokens: int) -> dict[str, list[AnswerRow]]:
+    """The answers with the states one layer later and one earlier than the engine's, where its target has them.
+
+    Captured in one pass, in float32, by an engine made for it.
+    """
+    layers, there = list(engine.aux_layers), range(engine.target.num_layers)
+    shifts = {by: words for by, words in ((1, "later"), (-1, "earlier")) if all(k + by in there for k in layers)}
+    wanted = sorted({k + by for by in shifts for k in layers})
+    if not wanted:
+        return {}
+    other = EmbeddedEngine(engine.target.folder, "float32", wanted)
+    rows = list(capture_answers(other, answers, batch_tokens))
+    found = {}
+    for by, words in shifts.items():
+        places = [wanted.index(k + by) for k in layers]
+        found[f"layers: one layer {words}"] = [replace(row, aux_TAH=row.aux_TAH[:, places]) for row in rows]
+    return found

@@ -1,0 +1,22 @@
+"""The features of an extraction, whichever way it kept them."""
+
+from pathlib import Path
+
+from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.features.layout import PLAN
+from eagle3lab.features.live import LiveFeatures, write_plan
+from eagle3lab.features.store import FeatureStore
+from eagle3lab.workbench.files import read_json
+
+__all__ = ["open_features", "write_plan"]
+
+
+def open_features(folder: str | Path, target: str | Path, device: str = "cpu") -> FeatureStore | LiveFeatures:
+    """The feature store in a folder; or, where only the rows were kept, rows that the embedded engine captures when
+    they are read. target: the target's local folder, loaded in the second case only."""
+    folder = Path(folder)
+    if not (folder / PLAN).exists():
+        return FeatureStore(folder)
+    plan = read_json(folder / PLAN)
+    engine = EmbeddedEngine(target, plan["dtype"], plan["aux_layers"], device)
+    return LiveFeatures.open(folder, engine.capture, engine.lm_head_VH)

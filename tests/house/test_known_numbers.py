@@ -1,0 +1,116 @@
+"""What the workbench states of the rooms above it, which it may not import, is what those rooms hold."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+from eagle3lab.analysis import bench_row, estimate
+from eagle3lab.data.limits import SETTINGS, Limits, plan_sets
+from eagle3lab.data.sources import SETS
+from eagle3lab.draft.aux_layers import default_aux_layers
+from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.recipe import Recipe
+from eagle3lab.engines.sglang.arguments import launch_arguments
+from eagle3lab.engines.sglang.spec import ServerSpec
+from eagle3lab.features.codec import Codec
+from eagle3lab.workbench import estimates, known_sets
+from eagle3lab.workbench.assumptions import read_assumptions
+from eagle3lab.workbench.outlook import chosen_layers, drafter, reckon
+from eagle3lab.workbench.params import resolve_parameters
+from eagle3lab.workbench.server_commands import server_commands
+from eagle3lab.workbench.stages import STAGES
+
+PLANNED = sorted(path.parent.name for path in (ROOT / "params").glob("*/plan.yaml"))
+planned = pytest.mark.parametrize("profile", PLANNED)
+RELEASE, PORT = "0.5.23", 30000
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    """Profile -> stage -> values, of the profiles that have a plan.yaml."""
+    return {name: {stage: resolve_parameters(stage, name).values for stage in STAGES} for name in PLANNED}
+
+
+def test_the_profiles_of_real_targets_can_be_planned():
+    assert {"kimi_k25", "llama31_8b", "qwen3_8b"} <= set(PLANNED)
+
+
+def test_the_names_of_sets_and_options_are_those_of_the_data_room():
+    assert known_sets.KNOWN_SETS == tuple(SETS)
+    assert set(known_sets.NO_ADDRESS) == {s.name for s in SETS.values() if not (s.path or s.package or s.hub)}
+    assert set(known_sets.SET_OPTIONS) == {field.name for field in fields(Limits)} | set(SETTINGS)
+
+
+@planned
+def test_the_stated_counts_are_those_that_are_prepared(profile, resolved, tmp_path, monkeypatch):
+    prep = resolved[profile]["data_prep"]
+    monkeypatch.chdir(tmp_path)
+    for text in prep["sets"]:
+        place = text.split(":", 2)[2] if ":" in text else ""
+        if place and not place.startswith("hub:"):
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            Path(place).touch()
+    limits = Limits(**{name.name: prep[name.name] for name in fields(Limits) if name.name in prep})
+    plans = {p.spec.name: p for p in plan_sets(prep["sets"], limits, prep["set_options"])}
+    stated = {name: (each.samples, each.kind, each.partition) for name, each in read_assumptions(profile).sets.items()}
+    assert stated == {n: (p.limits.limit_train, p.spec.kind, p.spec.partition) for n, p in plans.items()}
+
+
+@planned
+def test_a_planned_drafter_and_recipe_can_be_made(profile, resolved):
+    values, facts = resolved[profile], read_assumptions(profile)
+    training, sizes = values["training"], drafter(values, facts)
+    layers = tuple(chosen_layers(values["extraction"], facts))
+    assert facts.layers > max(layers) and list(layers) == default_aux_layers(facts.layers)
+    own = {
+        name: getattr(sizes, name)
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    }
+    assert set(training["draft_config"]) <= set(own)
+    DraftConfig(
+        **own, vocab_size=sizes.vocab_size, draft_vocab_size=sizes.draft_vocab_size, aux_layers=layers,
+        target_hidden_size=sizes.target_hidden_size, target_num_layers=facts.layers,
+    )  # fmt: skip
+    names = {field.name for field in fields(Recipe)} & training.keys()
+    Recipe(**{name: training[name] for name in names}, **training["more_recipe"])
+    wanted = estimate.draft_parameters(
+        **own, draft_vocab_size=sizes.draft_vocab_size, target_hidden_size=sizes.target_hidden_size
+    )
+    assert sizes.parameters == wanted
+    assert reckon(values, facts).hours < values["doctor"]["limit_hours"]
+
+
+@pytest.mark.parametrize("codec", ["float32", "bf16", "fp8", "fp8+bf16", "bf16+fp8", "fp8+top16", "float32+top3"])
+@pytest.mark.parametrize("vocab_size", [65_536, 163_840])
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_the_bytes_of_a_token_are_those_of_the_codec(codec, vocab_size, share):
+    real = Codec.of(codec).bytes_per_token(7168, 3, share, vocab_size)
+    assert estimates.bytes_per_token(codec, 7168, 3, share, vocab_size) == real
+
+
+def test_break_even_is_that_of_the_benchmark():
+    assert estimates.break_even(2.1, 82.3, 90.0) == pytest.approx(bench_row.break_even(2.1, 82.3, 90.0))
+
+
+@planned
+def test_the_servers_shown_are_those_that_are_started(profile, resolved):
+    shown = {stage: server_commands(stage, values) for stage, values in resolved[profile].items()}
+    assert [stage for stage, servers in shown.items() if servers] == ["inference", "extraction", "serving"]
+
+    def started(stage, **more):
+        values = resolved[profile][stage]
+        spec = ServerSpec(
+            values["target"], dtype=values["dtype"], extra=tuple(values["server_options"]),
+            trust_remote_code=values.get("trust_remote_code", False), **more,
+        )  # fmt: skip
+        words = ["python", "-m", "sglang.launch_server", *launch_arguments(spec, RELEASE, PORT)]
+        return " ".join(words).replace(f"--port {PORT}", "--port PORT")
+
+    assert [command for _, command in shown["inference"]] == [started("inference")]
+    layers = tuple(resolved[profile]["extraction"]["aux_layers"])
+    captured = started("extraction", capture_folder="states", aux_layers=layers)
+    assert [command for _, command in shown["extraction"]] == [captured]
+    chains = [started("serving", draft="DRAFT", num_steps=n) for n in resolved[profile]["serving"]["num_steps"]]
+    assert [command for _, command in shown["serving"]] == [started("serving"), *chains]
