@@ -78,8 +78,9 @@ def _alpaca() -> list[Question]:
         ADAPTERS["instruction"](row, "alpaca")
         for row in json.loads(member_bytes(fetch_package("llamafactory"), _ALPACA))
     ]
-    rows.sort(key=lambda row: share(0, f"suite:{row.id}"))
-    return [_asked(f"alpaca-{row.id}", row.messages[0]["content"]) for row in rows[:_ALPACA_HELD_OUT]]
+    once = {row.id: row for row in rows}  # the package holds some rows twice
+    chosen = sorted(once.values(), key=lambda row: share(0, f"suite:{row.id}"))[:_ALPACA_HELD_OUT]
+    return [_asked(f"alpaca-{row.id}", row.messages[0]["content"]) for row in chosen]
 
 
 def _lee_news() -> list[Question]:
@@ -100,7 +101,7 @@ def _own(name: str, path: str) -> list[Question]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"suite {name!r}: there is no file {file}")
-    found = []
+    found: dict[str, Question] = {}
     for number, row in enumerate(read_jsonl(file), 1):
         messages = [{"role": "user", "content": row["prompt"]}] if isinstance(row.get("prompt"), str) else None
         messages = messages or row.get("messages")
@@ -108,8 +109,11 @@ def _own(name: str, path: str) -> list[Question]:
             raise ValueError(f"{file}, line {number}: give `prompt`, a text, or `messages` with role and content")
         texts = [one["content"] for one in messages if one["role"] == "user"]
         later = tuple(row.get("later_turns", ()))
-        found.append(Question(f"{name}-{row.get('id', number)}", messages, [*texts, *later], row.get("tools"), later))
-    return found
+        key = f"{name}-{row.get('id', number)}"
+        if key in found:
+            raise ValueError(f"{file}, line {number}: the id {row.get('id', number)!r} comes twice; give each prompt its own")
+        found[key] = Question(key, messages, [*texts, *later], row.get("tools"), later)
+    return list(found.values())
 
 
 SUITES = {"mt_bench": _mt_bench, "humaneval": _humaneval, "gsm_symbolic": _gsm_symbolic, "bfcl": _bfcl,

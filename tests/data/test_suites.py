@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from eagle3lab.data.suites import benchmark_texts, heldout_prompts, prepare_suites
+from eagle3lab.data.suites import SUITES, benchmark_texts, heldout_prompts, prepare_suites
 from eagle3lab.data.text import normalise, share
 
 
@@ -15,6 +15,12 @@ def test_the_suites_have_their_published_sizes():
     assert "def has_close_elements(" in humaneval[0]["messages"][0]["content"]
     assert len({row["id"] for row in bench + humaneval}) == 244
     assert [row["id"] for row in heldout_prompts("mt_bench", 2)] == ["mt_bench-81", "mt_bench-82"]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_prompt_of_a_suite_comes_twice(suite):
+    ids = [one["id"] for one in heldout_prompts(suite)]
+    assert len(ids) == len(set(ids))
 
 
 def test_every_turn_is_blocked_from_training():
@@ -76,6 +82,9 @@ def test_prompts_of_ones_own(tmp_path, glass):
     ]  # fmt: skip
     file.write_text('{"text": "no prompt"}\n')
     with pytest.raises(ValueError, match="mine.jsonl, line 1: give `prompt`"):
+        heldout_prompts(f"mine:{file}")
+    file.write_text('{"id": "a", "prompt": "One."}\n{"id": "a", "prompt": "Two."}\n')
+    with pytest.raises(ValueError, match="mine.jsonl, line 2: the id 'a' comes twice"):
         heldout_prompts(f"mine:{file}")
     with pytest.raises(ValueError, match="there is no file"):
         heldout_prompts("mine:nowhere.jsonl")
