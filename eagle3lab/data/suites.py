@@ -111,7 +111,7 @@ def _own(name: str, path: str) -> list[Question]:
         later = tuple(row.get("later_turns", ()))
         key = f"{name}-{row.get('id', number)}"
         if key in found:
-            raise ValueError(f"{file}, line {number}: the id {row.get('id', number)!r} comes twice; give each prompt its own")
+            raise ValueError(f"{file}, line {number}: the id {key!r} comes twice; give each prompt its own")
         found[key] = Question(key, messages, [*texts, *later], row.get("tools"), later)
     return list(found.values())
 

@@ -84,7 +84,7 @@ def test_prompts_of_ones_own(tmp_path, glass):
     with pytest.raises(ValueError, match="mine.jsonl, line 1: give `prompt`"):
         heldout_prompts(f"mine:{file}")
     file.write_text('{"id": "a", "prompt": "One."}\n{"id": "a", "prompt": "Two."}\n')
-    with pytest.raises(ValueError, match="mine.jsonl, line 2: the id 'a' comes twice"):
+    with pytest.raises(ValueError, match="mine.jsonl, line 2: the id 'mine-a' comes twice"):
         heldout_prompts(f"mine:{file}")
     with pytest.raises(ValueError, match="there is no file"):
         heldout_prompts("mine:nowhere.jsonl")
