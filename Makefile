@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
 SGLANG_LOCK := sglang_cpu/requirements.lock
+VLLM_VENV := .venv-vllm
+VLLM_LOCK := vllm_cpu/requirements.lock
 PORT := 30000# of the server that `make serve-cpu` starts
 PYTHONS := python3.11 python3.12 python3.13 python3
 PYTHON :=# a Python to make environments with, found by itself when empty
@@ -14,12 +16,14 @@ checksum = $(firstword $(shell cksum < $(1)))
 VENV_STAMP := $(VENV)/installed-$(call checksum,requirements.lock)
 LAB_STAMP := $(VENV)/eagle3lab-$(call checksum,pyproject.toml)
 SGLANG_STAMP := $(SGLANG_VENV)/installed-$(call checksum,$(SGLANG_LOCK))
+VLLM_STAMP := $(VLLM_VENV)/installed-$(call checksum,$(VLLM_LOCK))
 PIP := -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
 # Many small tensors on few cores: one thread is faster in tests. Everything else uses all cores.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
-FAST := not notebooks and not sglang and not slow
+WORKERS := 2# processes that `make test` runs tests in; each may have a server of 3 GB
+FAST := not notebooks and not sglang and not vllm and not slow
 
-.PHONY: help env sglang-env demo smoke lab serve-cpu test test-fast bench lint hooks clean
+.PHONY: help env sglang-env vllm-env demo smoke lab serve-cpu browser test test-fast bench lint hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +31,8 @@ help: ## this list
 env: $(LAB_STAMP) ## the environment .venv from requirements.lock (made anew when the lock changes)
 
 sglang-env: $(SGLANG_STAMP) ## the environment .venv-sglang of real SGLang servers on CPUs, likewise
+
+vllm-env: $(VLLM_STAMP) ## the environment .venv-vllm of real vLLM servers on CPUs, likewise (3.4 GB)
 
 demo: env ## the whole pipeline on a real model and real prompts, on this machine's CPU
 	$(BIN)/python -m eagle3lab run demo
@@ -40,8 +46,13 @@ lab: env ## the notebooks in JupyterLab, on this machine only
 serve-cpu: env sglang-env ## a real SGLang server of SmolLM2 on this machine's CPU (PORT=30000, stop it with Ctrl-C)
 	$(BIN)/python -m eagle3lab.engines.sglang.serve_cpu --port $(PORT)
 
-test: env sglang-env lint ## the linter and every test
-	$(ONE_THREAD) $(BIN)/python -m pytest
+browser: ## Chromium for the test of the notebooks in JupyterLab, where it is missing and root can install it by apt
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "Chromium could not be installed: the test in a browser will be skipped." >&2
+
+test: env sglang-env $(if $(filter x86_64,$(shell uname -m)),vllm-env) browser lint ## the linter and every test
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 test-fast: env ## the tests that need neither notebooks nor a server
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "$(FAST)"
@@ -82,6 +93,9 @@ $(VENV_STAMP):
 # compiled: where Python writes no bytecode, each of a server's three processes would spend half a minute on it
 $(SGLANG_STAMP):
 	$(call new_venv,$(SGLANG_VENV),$(SGLANG_LOCK),--compile)
+
+$(VLLM_STAMP):
+	$(call new_venv,$(VLLM_VENV),$(VLLM_LOCK),--compile)
 
 $(LAB_STAMP): $(VENV_STAMP)
 	$(BIN)/python $(PIP) install --no-deps --no-build-isolation -e .

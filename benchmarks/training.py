@@ -1,4 +1,5 @@
-"""Training throughput at SmolLM2-135M's shapes, against the bare matrix products of the same training step.
+"""Training throughput at SmolLM2-135M's shapes, against the bare matrix products of the same training step, and against
+the usual implementation (benchmarks/usual.py).
 
 The floor is measured, not computed: the matrix products of one step are recorded as they are dispatched, then run
 alone: same shapes, same dtype, same order. Usage: python -m benchmarks.training [--ttt-steps 7]
@@ -14,13 +15,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.results import Result, add_json_option, save
+from benchmarks.usual import PaddedBatch, UsualTraining
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train import Trainer
+from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.features.slots import teacher_slots
 
 HIDDEN, VOCAB, LAYERS = 576, 49152, 30
+USUAL_ROWS = 8  # rows of a batch of the usual implementation
 
 
 class RecordProducts(TorchDispatchMode):
@@ -36,14 +40,20 @@ class RecordProducts(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def row(seed: int, prompt: int, answer: int):
-    """A random feature row of the demo's lengths."""
+def row(seed: int, draft_vocab_size: int):
+    """A random feature row as profile demo has them: 30 to 140 prompt tokens, four of five answers cut at 112, and 95
+    of 100 tokens in the draft vocabulary (its first ids)."""
     generator = torch.Generator().manual_seed(seed)
+    longer, cut, shorter = torch.rand(3, generator=generator).tolist()
+    prompt, answer = 30 + int(110 * longer**3), 112 if cut < 0.8 else 16 + int(96 * shorter)
     T = prompt + answer
     mask_T = torch.arange(T) >= prompt
     slots = teacher_slots(mask_T)
+    named_T = torch.rand(T, generator=generator) < 0.95
+    inside_T = torch.randint(0, draft_vocab_size, (T,), generator=generator)
+    outside_T = torch.randint(draft_vocab_size, VOCAB, (T,), generator=generator)
     return SimpleNamespace(
-        input_ids_T=torch.randint(0, VOCAB, (T,), generator=generator),
+        input_ids_T=torch.where(named_T, inside_T, outside_T),
         loss_mask_T=mask_T,
         aux_TAH=torch.randn(T, 3, HIDDEN, generator=generator).bfloat16(),
         last_slots=slots,
@@ -69,17 +79,19 @@ def best_seconds(function, repeats: int) -> float:
 
 
 def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
-    """Seconds of one optimizer step, of its matrix products alone, and tokens (slots) a second."""
+    """Tokens a second (of the rows, prompts included) of one optimizer step, of its matrix products alone, and of the
+    usual implementation on USUAL_ROWS of the rows as they come."""
     config = DraftConfig(
         hidden_size=HIDDEN, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
         vocab_size=VOCAB, draft_vocab_size=draft_vocab_size, target_hidden_size=HIDDEN, aux_layers=(2, 15, 27),
         target_num_layers=LAYERS,
     )  # fmt: skip
     embedding = torch.randn(VOCAB, HIDDEN) * 0.1  # logits of a usual size
-    draft = Eagle3Draft(config, embedding, torch.arange(draft_vocab_size))
-    rows = {f"r{i}": row(i, 40 + i % 30, 110) for i in range(200)}
+    target_ids = torch.arange(draft_vocab_size)
+    rows = {f"r{i}": row(i, draft_vocab_size) for i in range(200)}
     lengths = {key: r.input_ids_T.numel() for key, r in rows.items()}
     with TemporaryDirectory() as folder:
+        draft = Eagle3Draft(config, embedding, target_ids)
         trainer = Trainer(draft, lengths, rows.__getitem__, embedding, recipe, Path(folder))
         step = trainer.plan[0]
 
@@ -89,7 +101,7 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
         one_step()  # warm-up: allocator, first optimizer state
         recorder = RecordProducts()
         with recorder:
-            slots = one_step()["slots"]
+            one_step()
         operands = [[operand(*one) for one in product] for product in recorder.products]
 
         def products_alone():
@@ -97,15 +109,23 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
                 torch.mm(a, b)
 
         products_alone()
-        pairs = [(best_seconds(one_step, 1), best_seconds(products_alone, 1)) for _ in range(repeats)]
-    step_seconds, floor_seconds = (min(column) for column in zip(*pairs, strict=True))
+        draft_id_V = VocabMap(target_ids, VOCAB).draft_ids()
+        usual = UsualTraining(Eagle3Draft(config, embedding, target_ids), embedding, draft_id_V, recipe)
+        some_rows = list(rows.values())[:USUAL_ROWS]
+
+        def usual_step():
+            usual.step(PaddedBatch.of(some_rows, recipe.ttt_steps, recipe.loss_mask_kind))
+
+        usual_step()
+        rounds = [[best_seconds(one, 1) for one in (one_step, products_alone, usual_step)] for _ in range(repeats)]
+    step_seconds, floor_seconds, usual_seconds = (min(column) for column in zip(*rounds, strict=True))
     flops = sum(2 * a[0][0] * a[0][1] * b[0][1] for a, b in recorder.products)
+    tokens = sum(lengths[row_id] for micro_batch in step for row_id in micro_batch)
     return {
-        "tokens_per_second": slots / step_seconds,
-        "floor_tokens_per_second": slots / floor_seconds,
-        "share_of_floor": floor_seconds / step_seconds,
+        "tokens_per_second": tokens / step_seconds,
+        "floor_tokens_per_second": tokens / floor_seconds,
+        "usual_tokens_per_second": sum(one.input_ids_T.numel() for one in some_rows) / usual_seconds,
         "floor_gflops": flops / floor_seconds / 1e9,
-        "slots": slots,
     }
 
 
@@ -122,16 +142,19 @@ def main() -> None:
     print(f"training step, SmolLM2-135M shapes, bfloat16, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for steps in arguments.ttt_steps:
         recipe = Recipe(ttt_steps=steps, batch_tokens=arguments.batch_tokens)
-        result = measure(recipe, arguments.draft_vocab_size, arguments.repeats)
+        found = measure(recipe, arguments.draft_vocab_size, arguments.repeats)
+        ours, floor, usual = (found[f"{name}tokens_per_second"] for name in ("", "floor_", "usual_"))
         print(
-            f"{steps} TTT steps, W {arguments.draft_vocab_size}: {result['tokens_per_second']:.0f} tokens/s, "
-            f"{result['share_of_floor']:.0%} of the bare matrix products "
-            f"({result['floor_tokens_per_second']:.0f} tokens/s at {result['floor_gflops']:.0f} GFLOP/s)"
+            f"{steps} TTT steps, W {arguments.draft_vocab_size}: {ours:.0f} tokens/s, {ours / floor:.0%} of the bare "
+            f"matrix products ({floor:.0f} tokens/s at {found['floor_gflops']:.0f} GFLOP/s), {ours / usual:.1f} times "
+            f"the usual implementation ({usual:.0f} tokens/s, {USUAL_ROWS} rows at a time)"
         )
         setting = f"SmolLM2-135M shapes, {steps} TTT steps, W {arguments.draft_vocab_size}, bfloat16"
-        floor = f"{result['floor_tokens_per_second']:,.0f} tokens/s, the step's bare matrix products"
-        value = f"{result['tokens_per_second']:,.0f} tokens/s"
-        results.append(Result("training", setting, value, floor, result["share_of_floor"]))
+        value = f"{ours:,.0f} tokens/s"
+        products = f"{floor:,.0f} tokens/s, the step's bare matrix products"
+        padded = f"{usual:,.0f} tokens/s, padded, full masks, all logits, autocast"
+        results.append(Result("training", setting, value, products, ours / floor))
+        results.append(Result("training", setting, value, padded, ours / usual))
     save(arguments.json, results)
 
 

@@ -1,4 +1,4 @@
-"""One run of the whole smoke profile for all tests that look at what came out of it."""
+"""What tests of all rooms share: one run of the whole smoke profile, and which tests one worker runs together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,27 @@ from eagle3lab.workbench.runner import StageResult, run_chain
 # no example may fail for its seconds: they say how busy the machine is, not whether the code is right
 settings.register_profile("lab", deadline=None)
 settings.load_profile("lab")
+
+COSTLY_FIXTURES = ("smoke_chain", "story_engine", "vllm_engine")  # minutes each, and used by several files
+LONG = ("notebooks", "sglang", "vllm", "slow")  # marks
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (pytest-xdist), one of them runs all tests of a file, and all files that use a costly
+    fixture: it is made once. The long ones begin, so that no worker waits for another at the end."""
+    files = {item.location[0]: item.location[0] for item in items}
+    for name in COSTLY_FIXTURES:
+        files |= {item.location[0]: name for item in items if name in getattr(item, "fixturenames", ())}
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(files[item.location[0]]))
+    long = {_group(item) for item in items if any(map(item.get_closest_marker, LONG))}
+    items.sort(key=lambda item: _group(item) not in long)
+
+
+def _group(item: pytest.Item) -> str:
+    return item.get_closest_marker("xdist_group").args[0]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ warms up, throttles or is shared slows all settings alike. Speeds are end to end
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, first_difference
@@ -40,11 +40,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rows (baseline first), the single runs they come from, and every answer that is not the baseline's."""
+    """Rows (baseline first), the single runs they come from, and every answer that is not the baseline's.
+    answers: id -> output tokens of the baseline's first round."""
 
     rows: list[BenchRow]
     runs: list[BenchRun]
     differences: list[Difference]
+    answers: dict[str, list[int]] = field(default_factory=dict)
 
     def cycles(self, num_steps: int) -> list[PromptCycles]:
         """The first round's verifications of a setting, one entry per prompt.
@@ -105,7 +107,9 @@ def run_bench(
                 runs.append(_run(setting, round, completion, seconds))
                 on_progress(len(runs), total)
     differences = _differences(outputs)
-    return BenchResult([_row(setting, runs, differences, cuda_graphs) for setting in settings], runs, differences)
+    rows = [_row(setting, runs, differences, cuda_graphs) for setting in settings]
+    answers = {request.id: outputs[BASELINE, 0, request.id] for request in requests}
+    return BenchResult(rows, runs, differences, answers)
 
 
 def _rotated(settings, by):

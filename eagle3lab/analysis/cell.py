@@ -7,7 +7,7 @@ from statistics import median
 from eagle3lab.analysis.accept import accept_length, first_difference
 from eagle3lab.analysis.bench_row import BASELINE, BenchRow, Condition, make_row, percentiles, setting_name
 from eagle3lab.analysis.served import ServedCounts, add_histograms, served_counts
-from eagle3lab.engines.sglang.errors import ServerError, ServerGone
+from eagle3lab.engines.servers.errors import ServerError, ServerGone
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Held-out greedy answers: from the corpus, through capture, to the simulated accept length.
+"""Held-out greedy answers: from the corpus, through capture or a feature store, to the simulated accept length.
 
 Shapes: T tokens, A aux layers, H hidden, M slots with a teacher, K draft steps.
 """
@@ -22,7 +22,8 @@ LEAST_ANSWER = 3  # the first token comes from the prefill; two more make one ve
 
 @dataclass
 class AnswerRow:
-    """One answer with the states of the target, in the engine's own precision (a store would round to bfloat16)."""
+    """One answer with the states of the target: in the engine's own precision, or rounded as a store keeps them.
+    `last_MH` is None where the store keeps a top-k teacher in its place."""
 
     id: str
     set: str
@@ -31,7 +32,7 @@ class AnswerRow:
     loss_mask_T: torch.Tensor
     aux_TAH: torch.Tensor
     last_slots: torch.Tensor
-    last_MH: torch.Tensor
+    last_MH: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class Simulation:
 def heldout_answers(corpus: str | Path, limit: int | None = None, split: str = "heldout") -> list[dict]:
     """Answers of the target in a split, taken in turn from every set: {"id", "set", "prompt_ids", "output_ids"}.
 
-    Of a conversation with several answers the last one is taken. Answers of fewer than three tokens are left out: no
-    draft can be accepted in them. ValueError where the split holds none.
+    Of a conversation with several answers the last one is taken. Answers that came with the data are left out: nobody
+    knows whether they are greedy, and what is served may differ from them. So are answers of fewer than three tokens:
+    no draft can be accepted in them. ValueError where the split holds none.
     """
     by_set: dict[str, list[dict]] = {}
     for row in read_corpus(corpus, split):
@@ -83,20 +85,33 @@ def capture_answers(engine, answers: Iterable[dict], batch_tokens: int) -> Itera
     by_id = {answer["id"]: answer for answer in answers}
     texts = [(key, answer["prompt_ids"] + answer["output_ids"]) for key, answer in by_id.items()]
     for features in engine.capture(texts, batch_tokens):
-        answer, T = by_id[features.id], len(features.input_ids_T)
-        n_prompt = len(answer["prompt_ids"])
-        mask_T = spans_to_mask([[n_prompt, T]], T)
-        slots = teacher_slots(mask_T)
-        yield AnswerRow(
-            features.id,
-            answer["set"],
-            n_prompt,
-            torch.as_tensor(features.input_ids_T),
-            mask_T,
-            features.aux_TAH,
-            slots,
-            features.last_TH[slots],
-        )
+        answer, ids_T = by_id[features.id], torch.as_tensor(features.input_ids_T)
+        n_prompt, mask_T, slots = _slots(answer, len(ids_T))
+        states = features.aux_TAH, slots, features.last_TH[slots]
+        yield AnswerRow(features.id, answer["set"], n_prompt, ids_T, mask_T, *states)
+
+
+def stored_answers(features, answers: Iterable[dict]) -> Iterator[AnswerRow]:
+    """The same rows from what extraction kept (a FeatureStore, or LiveFeatures): no target is run, and the states are
+    rounded as the store's codec does. ValueError names an answer whose states it does not hold."""
+    for answer in answers:
+        wanted = answer["prompt_ids"] + answer["output_ids"]
+        row = features.row(answer["id"]) if answer["id"] in features.ids else None
+        n_prompt, mask_T, slots = _slots(answer, len(wanted))
+        kept_M = None if row is None else torch.isin(row.last_slots, slots)
+        if row is None or row.input_ids_T[: len(wanted)].tolist() != wanted or int(kept_M.sum()) != len(slots):
+            raise ValueError(f"the features hold no states of the answer {answer['id']!r}: they are of another corpus")
+        last_MH = None if row.last_MH is None else row.last_MH[kept_M]
+        aux_TAH = row.aux_TAH[: len(wanted)]
+        ids_T = row.input_ids_T[: len(wanted)]
+        yield AnswerRow(row.id, answer["set"], n_prompt, ids_T, mask_T, aux_TAH, slots, last_MH)
+
+
+def _slots(answer: dict, n_tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """(n_prompt, loss mask [T], teacher slots [M]) of an answer."""
+    n_prompt = len(answer["prompt_ids"])
+    mask_T = spans_to_mask([[n_prompt, n_tokens]], n_tokens)
+    return n_prompt, mask_T, teacher_slots(mask_T)
 
 
 def simulate(draft, rows: Iterable[AnswerRow], num_steps: int) -> Simulation:

@@ -122,8 +122,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Cause:
-    """A possible cause. agreement: share of the verifications it foretells; None where it was not computed because a
-    fact shows it (`why`)."""
+    """A possible cause. name: in one way, or in several that would be accepted alike. agreement: share of the
+    verifications it foretells; None where it was not computed because a fact shows it (`why`)."""
 
     cause: str
     name: str
@@ -197,19 +197,24 @@ def compare(
 
 def _ranked(draft, rows, served, num_steps, candidates, facts, excluded, as_it_is) -> list[Cause]:
     named = {suspect.cause: suspect.name for suspect in reversed(list(candidates))}  # the first of each cause
-    proven = [Cause(cause, named.get(cause, cause), None, why, REMEDIES[cause]) for cause, why in facts.items()]
-    tried = []
+    alike: dict[tuple[str, bytes], list[Suspect]] = {}  # same cause, same verifications foretold: not to be told apart
     for suspect in candidates:
-        if suspect.cause in excluded or suspect.cause in facts or not len(served):
-            continue
-        foretold_C = foretold(draft, rows, served, num_steps, suspect)
-        agreement = float((foretold_C == served.accepted_C).mean())
-        if suspect.cause == "precision" and as_it_is >= NEARLY_ALL:  # rounding cannot be foretold, only be small
+        if suspect.cause not in excluded and len(served):
+            foretold_C = foretold(draft, rows, served, num_steps, suspect)
+            alike.setdefault((suspect.cause, foretold_C.tobytes()), []).append(suspect)
+    tried = []
+    for (cause, foretelling), group in alike.items():
+        agreement = float((np.frombuffer(foretelling, dtype=np.int64) == served.accepted_C).mean())
+        if cause == "precision" and as_it_is >= NEARLY_ALL:  # rounding cannot be foretold, only be small
             agreement = max(agreement, as_it_is)
         why = f"foretells {agreement:.1%} of the verifications; the drafter as it is, {as_it_is:.1%}"
-        tried.append(Cause(suspect.cause, suspect.name, agreement, why, REMEDIES[suspect.cause]))
+        if others := [name for name, same in alike if same == foretelling and name != cause]:
+            why += f"; {', '.join(others)} would be accepted alike"
+        tried.append(Cause(cause, " or ".join(one.name for one in group), agreement, why, REMEDIES[cause]))
     tried.sort(key=lambda cause: -cause.agreement)
-    return proven + tried
+    named |= {cause.cause: cause.name for cause in reversed(tried)}  # the way that foretells most
+    proven = [Cause(cause, named.get(cause, cause), None, why, REMEDIES[cause]) for cause, why in facts.items()]
+    return proven + [cause for cause in tried if cause.cause not in facts]
 
 
 def _first_differences(served: Served, simulated_C: np.ndarray) -> tuple[Difference, ...]:

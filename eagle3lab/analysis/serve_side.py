@@ -1,8 +1,9 @@
-"""The served half of "simulated against served": answers of the embedded engine, or of a server that runs already,
-with what that server says of itself, so that causes are ranked from both.
+"""The served half of "simulated against served": answers of an engine of this process, or of a server that runs
+already, with what that server says of itself, so that causes are ranked from both.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from eagle3lab.analysis.doctor import causes_excluded, causes_shown
 from eagle3lab.analysis.doctor.serving import check_server
 from eagle3lab.analysis.heldout import AnswerRow, capture_answers
 from eagle3lab.analysis.parity import Parity, ParityError, compare
+from eagle3lab.analysis.server_states import ServerStates
 from eagle3lab.analysis.suspects import suspects
 from eagle3lab.engines.base import Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
 from eagle3lab.engines.sglang.blocking import generate_all
+from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.model_files import read_draft
+from eagle3lab.engines.sglang.pool import Speculation
 
 EMBEDDED = "embedded engine, float32"
 AT_ONCE = 8  # requests on their way to a server
@@ -46,6 +50,11 @@ class ServeSide:
         candidates = suspects(draft, self.beside, head_VH)
         return compare(draft, rows, self.completions, num_steps, candidates, self.facts, self.excluded)
 
+    def with_states(self, states: ServerStates) -> "ServeSide":
+        """With what the server's states show and rule out."""
+        excluded = {*self.excluded, *states.excluded}
+        return replace(self, facts={**states.facts, **self.facts}, excluded=excluded)
+
 
 def ask_server(
     url: str, requests: Sequence[Request], num_steps: int, draft_folder: str | Path, end_ids: Collection[int] = (),
@@ -66,6 +75,29 @@ def ask_server(
         raise ParityError(f"{url} did not tell what each verification accepted: ask it when it is less busy")
     name = f"SGLang {info.version} on {info.device}, {info.dtype}"
     return ServeSide(done, name, causes_shown(told), causes_excluded(told), dict(beside or {}), untold)
+
+
+def serve(
+    host: EmbeddedEngine | SGLangEngine, answers: Sequence[dict], num_steps: int, draft, draft_folder: str | Path,
+    target: str | Path, tokenizer: Any, url: str | None = None, watch: Callable = lambda served, total, unit: served,
+) -> ServeSide:  # fmt: skip
+    """The prompts of `answers` answered once more, with speculation: by the server at `url` where one is given; else by
+    `host`, that is by the embedded engine with `draft`, or by a server that it starts for the drafter's folder.
+
+    watch(served, total, unit) is given the embedded engine's answers as they come, and passes them on. Beside a server
+    of somebody else the embedded engine also captures the layers before and after (`layers_beside`). LaunchRefused for
+    a drafter that does not fit the target, else as the engines' `speculate` and `ask_server`.
+    """
+    requests = [Request(one["id"], one["prompt_ids"], len(one["output_ids"])) for one in answers]
+    embedded = isinstance(host, EmbeddedEngine)
+    if url is None and embedded:
+        dtype = host.embed_VH.dtype
+        served = host.speculate(deepcopy(draft).to(dtype), requests, num_steps)
+        name = f"embedded engine, {str(dtype).removeprefix('torch.')}"
+        return ServeSide(list(watch(served, len(requests), "answers served")), name)
+    beside = layers_beside(host, answers) if url and embedded else None
+    url = url or host.servers.speculating(Speculation(str(draft_folder), num_steps)).url
+    return ask_server(url, requests, num_steps, draft_folder, host.end_ids, target, tokenizer, beside)
 
 
 def _in_order(url: str, requests: Sequence[Request], end_ids: Collection[int]) -> tuple[list, tuple[str, ...]]:
@@ -90,7 +122,9 @@ def _same_setting(info: ServerInfo, num_steps: int) -> None:
         )
 
 
-def layers_beside(engine: EmbeddedEngine, answers: Sequence[dict], batch_tokens: int) -> dict[str, list[AnswerRow]]:
+def layers_beside(
+    engine: EmbeddedEngine, answers: Sequence[dict], batch_tokens: int = 2048
+) -> dict[str, list[AnswerRow]]:
     """The answers with the states one layer later and one earlier than the engine's, where its target has them.
 
     Captured in one pass, in float32, by an engine made for it.
@@ -100,7 +134,7 @@ def layers_beside(engine: EmbeddedEngine, answers: Sequence[dict], batch_tokens:
     wanted = sorted({k + by for by in shifts for k in layers})
     if not wanted:
         return {}
-    other = EmbeddedEngine(engine.target.folder, "float32", wanted)
+    other = EmbeddedEngine(engine.target.folder, "float32", wanted, trust_remote_code=engine.target.trust_remote_code)
     rows = list(capture_answers(other, answers, batch_tokens))
     found = {}
     for by, words in shifts.items():

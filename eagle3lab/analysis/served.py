@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, cycle_acceptance, histogram
 from eagle3lab.engines.base import SpecCompletion
-from eagle3lab.engines.sglang.stats import CountsDisagree
+from eagle3lab.engines.servers.verifications import CountsDisagree
 
 
 @dataclass(frozen=True)

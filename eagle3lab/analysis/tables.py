@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 
 def human_bytes(n: float) -> str:
@@ -35,6 +36,21 @@ def rounded(table: pd.DataFrame, digits: int | dict[str, int] = 2) -> pd.DataFra
     if isinstance(digits, int):
         digits = {name: digits for name in table.columns if pd.api.types.is_float_dtype(table[name])}
     return table.round(digits)
+
+
+def legible(table: pd.DataFrame) -> Styler:
+    """The table as a notebook shows it: text whole and to the left, numbers to the right, a named index as a column of
+    its own, no numbers of rows. All values are escaped."""
+    table = table if table.index.names == [None] else table.reset_index()
+    left = [{"selector": part, "props": "text-align: left; white-space: normal"} for part in ("th", "td")]
+    numbers = [name for name in table.columns if pd.api.types.is_numeric_dtype(table[name])]
+    right = {name: [{"selector": "", "props": "text-align: right"}] for name in numbers}
+    styler = table.style.hide().format(_short, escape="html").format_index(escape="html", axis=1)
+    return styler.set_table_styles(left).set_table_styles(right, overwrite=False)
+
+
+def _short(value):
+    return f"{round(value, 3):g}" if isinstance(value, float) else value
 
 
 def check_table(rows: Sequence) -> pd.DataFrame:

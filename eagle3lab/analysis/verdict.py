@@ -22,6 +22,7 @@ CONTROL_MARGIN = 0.1  # a drafter this near to the random one has learned nothin
 GAP_SHARE = 0.3  # of the accepted drafts on trained text, lost on held-out text
 ROUNDING = 0.03  # share of verifications that may differ where precisions differ
 CONTROL_SHARE = 0.67  # of the accepted drafts, what a control that holds no information must stay below
+CURVE = "the scaling curve says how many answers the goal needs"
 WORTH = 0.1  # accept length that ten times the data should bring, to be worth it
 
 
@@ -33,8 +34,8 @@ class Evidence:
     the drafter on answers it was trained on. overfit: of a drafter trained on a few answers until nothing improves, on
     these answers; overfit_most: the best possible there, with this vocabulary and these ends. verifications, differing:
     simulated against served; cause: the likeliest cause of what differs.
-    slope, slope_interval: accept length gained by ten times the data; slope_why: why that is not known. wanted: accept
-    length that would be enough.
+    slope, slope_interval: accept length gained by ten times the data; slope_of: of which chain and answers, which need
+    not be these; slope_why: why that is not known. wanted: accept length that would be enough.
     """
 
     num_steps: int
@@ -49,6 +50,7 @@ class Evidence:
     cause: str = ""
     slope: float | None = None
     slope_interval: tuple[float, float] | None = None
+    slope_of: str = ""
     slope_why: str = ""
     wanted: float | None = None
 
@@ -72,7 +74,7 @@ def slope_fields(curve: Mapping[str, Any] | None) -> dict[str, Any]:
     if len({point["amount"] for point in curve["points"]}) < 3:
         return {"slope_why": "that run of 07_scaling has fewer than three amounts of data"}
     slope, low, high = curve["slope"]
-    return {"slope": slope, "slope_interval": (low, high)}
+    return {"slope": slope, "slope_interval": (low, high), "slope_of": curve.get("setting", "")}
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,13 @@ def _data_or_not(e: Evidence, lines, gap: Line, slope: Line) -> Judgement:
         step = "look at the waterfall: a larger draft vocabulary, more TTT steps, or a larger drafter"
         return Judgement("at its limit", f"{clear}, and ten times the data would hardly help.", step, lines)
     if gap.says == "bad":
-        words = f"{clear}; it accepts {e.trained:.2f} on what it was trained on and {e.heldout:.2f} on new text."
-        return Judgement("too little data", words, "train on more answers of the target, of the kinds served", lines)
+        worth = f"; ten times the data are worth {e.slope:+.2f}" if slope.says == "good" else ""
+        words = f"{clear}; it accepts {e.trained:.2f} on what it was trained on and {e.heldout:.2f} on new text{worth}."
+        step = "train on more answers of the target, of the kinds served"
+        return Judgement("too little data", words, f"{step}{': ' + CURVE if worth else ''}", lines)
     if slope.says == "good":
         words = f"{clear}; ten times the data are worth {e.slope:+.2f} accept length."
-        return Judgement("too little data", words, "the scaling curve says how many answers the goal needs", lines)
+        return Judgement("too little data", words, CURVE, lines)
     if gap.says == "good":
         words = f"{clear}; trained and new text are accepted alike, so it has not yet learned its own data."
         return Judgement("too little training", words, "train longer, or at a higher learning rate", lines)
@@ -185,7 +189,7 @@ def _slope(e: Evidence) -> Line:
         return Line(question, f"not measured: {e.slope_why}" if e.slope_why else "not measured", "missing")
     interval = f" [{e.slope_interval[0]:+.2f}, {e.slope_interval[1]:+.2f}]" if e.slope_interval else ""
     low, high = e.slope_interval or (e.slope, e.slope)
-    found = f"{e.slope:+.2f}{interval} accept length by ten times the data"
+    found = f"{e.slope:+.2f}{interval} accept length by ten times the data{f' ({e.slope_of})' if e.slope_of else ''}"
     if low <= 0 and high >= WORTH:
         return Line(question, f"{found}: too uncertain to say", "missing")
     return Line(question, found, "good" if low > 0 and high >= WORTH else "bad")

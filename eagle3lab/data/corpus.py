@@ -1,6 +1,7 @@
 """The corpus: prompts with the answers to train on, one Parquet file, and nested subsets of it.
 
-A row: {"id", "set", "split", "origin": "target" | "reference", "input_ids", "loss_spans", "finish_reason"}.
+A row: {"id", "set", "split", "origin", "input_ids", "loss_spans", "finish_reason"}. origin: "target", answered here;
+"given", the target's own answer that came with the data, sampled who knows how; "reference", text of somebody else.
 Token ids are joined as they came from the engine; no text is tokenised again.
 """
 

@@ -59,12 +59,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return digest(json.dumps([state, str(tokenizer.chat_template), tokenizer.eos_token_id]))
 
 
-def target_fingerprint(folder: str | Path, parts: Collection[str] = ("target", "template")) -> dict[str, str]:
+def target_fingerprint(
+    folder: str | Path, parts: Collection[str] = ("target", "template"), trust_remote_code: bool = False
+) -> dict[str, str]:
     """What a target's hidden states and token ids depend on: "target", its config and weights, and "template", its
-    tokenizer with the chat template that it renders with, in whichever file that lies."""
+    tokenizer with the chat template that it renders with, in whichever file that lies. trust_remote_code: the tokenizer
+    may be code in the folder."""
     digests = {
         "target": lambda: weights_digest(Path(folder)),
-        "template": lambda: tokenizer_digest(load_tokenizer(folder)),
+        "template": lambda: tokenizer_digest(load_tokenizer(folder, trust_remote_code)),
     }
     return {part: digests[part]() for part in parts}
 

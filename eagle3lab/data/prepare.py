@@ -225,7 +225,7 @@ class _Pass:
 def _sample_row(head: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     """A row of the corpus from one sample; each answer of a conversation that is a sample of its own has its id."""
     turn = "" if sample["turn"] is None else f"-t{sample['turn']}"
-    row = head | {"id": head["id"] + turn, "origin": "target"}
+    row = head | {"id": head["id"] + turn, "origin": "given"}
     return row | {name: sample[name] for name in ("input_ids", "loss_spans", "finish_reason")}
 
 

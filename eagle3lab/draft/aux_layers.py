@@ -1,8 +1,10 @@
 """Which target layers the drafter sees. Always hs indices: hs[k] is the input of decoder layer k.
 
-Engines write the same layers differently; `sglang_layer_ids` and its inverse `layers_sglang_reads` are the one place
-that converts. SGLang's rule depends on the target's architecture (config.json `architectures[0]`); the rules below were
-read in SGLang 0.5.15 to 0.5.23, method `set_eagle3_layers_to_capture` of each model file.
+Engines write the same layers differently; `sglang_layer_ids`, its inverse `layers_sglang_reads`, and
+`layers_vllm_reads` are the one place that converts. SGLang's rule depends on the target's architecture (config.json
+`architectures[0]`); the rules below were read in SGLang 0.5.15 to 0.5.23, method `set_eagle3_layers_to_capture` of each
+model file. vLLM has one rule for all (0.32.0: ids are hs indices in every model file, and no family has a default of
+its own).
 """
 
 from collections.abc import Iterable
@@ -80,3 +82,11 @@ def layers_sglang_reads(ids: Iterable[int] | None, num_layers: int, architecture
         or (architecture in SGLANG_GPT_OSS and max(explicit) == num_layers)
     )
     return sorted(set(explicit if as_they_are else [k + 1 for k in explicit]))
+
+
+def layers_vllm_reads(top: Iterable[int] | None, inside: Iterable[int] | None, num_layers: int) -> list[int]:
+    """hs indices that vLLM captures, in the order of its states: the ids at the top of a drafter's config.json, else
+    those inside eagle_config (as hs indices too, whatever engine they were written for), else its default. L is the
+    last layer's output before the final norm."""
+    ids = list(top or inside or ())
+    return sorted(set(ids or [2, num_layers // 2, num_layers - 3]))

@@ -110,6 +110,15 @@ class DraftConfig:
         return {**asdict(self), "aux_layers": list(self.aux_layers)}
 
 
+def chosen_sizes(parameters) -> dict:
+    """What a notebook's parameters choose of FREE: `draft_hidden_size` is hidden_size, and so on; None is the target's.
+
+    The EAGLE-3.1 switches, which a target does not have, are called `fc_norm` and `norm_output` there too.
+    """
+    given = {name: getattr(parameters, f"draft_{name}", getattr(parameters, name, None)) for name in FREE}
+    return {name: value for name, value in given.items() if value not in (None, False)}
+
+
 def rope_theta(target_config) -> float:
     """RoPE base of a transformers config, in its old (`rope_theta`) or new (`rope_parameters`) spelling."""
     parameters = getattr(target_config, "rope_parameters", None) or {}

@@ -82,16 +82,10 @@ class Recipe:
             raise ValueError(f"explode_factor={self.explode_factor} must be more than 1, or None")
 
     @classmethod
-    def of(cls, parameters, **changes) -> "Recipe":
-        """The recipe in a notebook's parameters: a knob is a parameter of the same name; others keep their default.
-
-        `changes` are further knobs. ValueError names one that the recipe does not have.
-        """
-        if unknown := changes.keys() - {field.name for field in fields(cls)}:
-            known = ", ".join(field.name for field in fields(cls))
-            raise ValueError(f"the recipe has no {', '.join(map(repr, sorted(unknown)))}; it has {known}")
+    def of(cls, parameters) -> "Recipe":
+        """The recipe in a notebook's parameters: a knob is a parameter of the same name; others keep their default."""
         named = [field.name for field in fields(cls) if hasattr(parameters, field.name)]
-        return cls(**{name: getattr(parameters, name) for name in named} | changes)
+        return cls(**{name: getattr(parameters, name) for name in named})
 
     def weights_K(self) -> torch.Tensor:
         """Weight of each TTT step in the loss, float32 [K]."""

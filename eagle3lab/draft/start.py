@@ -4,16 +4,23 @@ Shapes: V target vocabulary, W draft vocabulary, H draft hidden, G target hidden
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING
 
+from eagle3lab.data.targets import target_config
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.target_weights import LAYER, TargetWeights, read_target_layer
 from eagle3lab.draft.vocab import VocabError, VocabMap
 
 WARM_STARTS = ("lm_head", "norm", "fc", "layer")  # what a drafter can take over; see `warm_start`
+
+WRITTEN = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "rms_norm_eps",
+    "max_position_embeddings",
+)  # fmt: skip
 
 
 class WarmStartError(ValueError):
@@ -35,19 +42,36 @@ def new_draft(
     the drafter gets an embedding of its own, see `own_embedding`. Raises VocabError for the vocabulary map of another
     target, ValueError for sizes that do not fit together, and what `warm_start` raises.
     """
-    target_config = AutoConfig.from_pretrained(target_folder)
-    if vocab.vocab_size != target_config.vocab_size:
+    sizes_of_target = read_sizes(target_folder)
+    if vocab.vocab_size != sizes_of_target.vocab_size:
         raise VocabError(
-            f"the vocabulary map is for {vocab.vocab_size} ids, {target_folder} has {target_config.vocab_size}: "
+            f"the vocabulary map is for {vocab.vocab_size} ids, {target_folder} has {sizes_of_target.vocab_size}: "
             "it was made for another target; build it again from this target's corpus"
         )
-    config = DraftConfig.for_target(target_config, tuple(aux_layers), vocab.size, **sizes)
+    config = DraftConfig.for_target(sizes_of_target, tuple(aux_layers), vocab.size, **sizes)
     embed_VH = own_embedding(weights.embed_VH, config.hidden_size) if config.owns_embedding else weights.embed_VH
     draft = Eagle3Draft(config, embed_VH, vocab.target_ids_W)
     draft.reset(torch.Generator().manual_seed(seed))
-    layer = read_target_layer(target_folder, target_config.num_hidden_layers - 1) if "layer" in parts else None
+    layer = read_target_layer(target_folder, sizes_of_target.num_hidden_layers - 1) if "layer" in parts else None
     warm_start(draft, weights, parts, layer)
     return draft
+
+
+def read_sizes(folder: str | Path) -> object:
+    """What config.json says of the target, as attributes; of a target that sees too, of its language part
+    (`text_config`). Code that lies in the folder is not run: a kind that transformers does not know is taken as it is
+    written. `architectures` are the whole target's. Raises ValueError naming the size that is missing.
+    """
+    written = target_config(folder)
+    text = written.get("text_config") or written
+    if text.get("model_type") in CONFIG_MAPPING:
+        sizes = CONFIG_MAPPING[text["model_type"]].from_dict(text)
+    else:
+        if missing := [name for name in WRITTEN if name not in text]:
+            raise ValueError(f"{Path(folder) / 'config.json'} does not say {', '.join(missing)} of the language model")
+        sizes = SimpleNamespace(**{"num_key_value_heads": text["num_attention_heads"], **text})
+    sizes.architectures = written.get("architectures")
+    return sizes
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 EMBEDDING, HEAD, NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
+LANGUAGE = "language_model."
 
 
 class TargetWeightsError(ValueError):
@@ -29,18 +30,21 @@ class TargetWeights:
 def read_target_weights(folder: str | Path) -> TargetWeights:
     """Reads them from the safetensors of a Hugging Face folder; only these tensors are touched.
 
-    Names may carry any prefix (`model.`, `language_model.model.`). Raises TargetWeightsError naming what is missing.
+    Names may carry any prefix (`model.`, `language_model.model.`); of a target that sees too, tensors below
+    `language_model.` count. Raises TargetWeightsError naming what is missing.
     """
     folder = Path(folder)
-    files = _files_of_tensors(folder)
+    every = _files_of_tensors(folder)
+    files = _of_language(every)
     names = {
         EMBEDDING: _find(folder, files, lambda name: name.endswith(EMBEDDING)),
         # the final norm stands beside the layers, not inside one
         NORM: _find(folder, files, lambda name: name.removesuffix(NORM).endswith("model.") or name == NORM),
     }
-    heads = [name for name in files if name.endswith(HEAD)]
+    # some write the head of a target that sees beside its language part
+    heads = [name for name in (*files, *every) if name.endswith(HEAD) and ".layers." not in name]
     tensors = {key: _read(files[name], name) for key, name in names.items()}
-    head_VH = _read(files[heads[0]], heads[0]) if heads else tensors[EMBEDDING]
+    head_VH = _read(every[heads[0]], heads[0]) if heads else tensors[EMBEDDING]
     if head_VH.shape != tensors[EMBEDDING].shape:
         raise TargetWeightsError(
             f"{folder}: embedding {tuple(tensors[EMBEDDING].shape)} and head {tuple(head_VH.shape)} differ in shape"
@@ -60,7 +64,7 @@ def read_target_layer(folder: str | Path, layer: int) -> dict[str, torch.Tensor]
     Raises TargetWeightsError naming what is missing, which it is for latent attention and for experts.
     """
     folder = Path(folder)
-    files = _files_of_tensors(folder)
+    files = _of_language(_files_of_tensors(folder))
     tensors = {}
     for part in LAYER:
         found = [name for name in files if name.endswith(f"layers.{layer}.{part}.weight")]
@@ -68,6 +72,11 @@ def read_target_layer(folder: str | Path, layer: int) -> dict[str, torch.Tensor]
             raise TargetWeightsError(f"{folder}: layer {layer} has no {part}.weight, so no drafter can start from it")
         tensors[part] = _read(files[found[0]], found[0])
     return tensors
+
+
+def _of_language(files: dict[str, Path]) -> dict[str, Path]:
+    """Those of the language part, where names tell one."""
+    return {name: file for name, file in files.items() if LANGUAGE in name} or files
 
 
 def _files_of_tensors(folder: Path) -> dict[str, Path]:

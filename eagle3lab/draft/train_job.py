@@ -43,7 +43,7 @@ class TrainJob:
     checkpoints go. sizes: fields of DraftConfig that shall differ from the target's. row_ids: train on these rows only.
     heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes
     split weights and moments. device: "cpu" or "cuda". serve_with: the engine release that shall run the drafter.
-    The other fields are those of `Trainer.run`.
+    trust_remote_code: the target's tokenizer may be code in its folder. The other fields are those of `Trainer.run`.
     """
 
     target: str
@@ -62,6 +62,7 @@ class TrainJob:
     sharded: bool = False
     device: str = "cpu"
     serve_with: str = SERVER
+    trust_remote_code: bool = False
 
     def __post_init__(self):
         if bool(self.heldout_rows) != (self.evaluate_every is not None):
@@ -124,7 +125,7 @@ class TrainJob:
     def _check_target(self, fingerprint: dict) -> None:
         """The features must be of this target: weights, tokenizer, chat template, as far as their record knows them."""
         known = {name: fingerprint[name] for name in ("target", "template") if name in fingerprint}
-        check_fingerprint(Path(self.features), known, target_fingerprint(self.target, known))
+        check_fingerprint(Path(self.features), known, target_fingerprint(self.target, known, self.trust_remote_code))
 
     def run(self, trainer: Trainer) -> Iterator[dict]:
         """Metric rows of the training in this process."""

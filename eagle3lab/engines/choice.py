@@ -1,4 +1,4 @@
-"""Which engine runs a target: chosen once, the same words for the embedded engine and for SGLang servers."""
+"""Which engine runs a target: chosen once, the same words for the embedded engine, SGLang's servers and vLLM's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines.dispatch.backend import ServerBackend
@@ -22,8 +22,11 @@ from eagle3lab.engines.sglang.model_files import read_target
 from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.sglang.two import TwoServers
+from eagle3lab.engines.vllm.engine import VllmEngine
+from eagle3lab.engines.vllm.spec import VllmSpec
 
 __all__ = ["EngineChoice", "Policy", "Sampling"]
+Engines = Literal["embedded", "sglang", "vllm"]
 MOST_RESTARTS = 5  # of a server that was started here and died
 
 
@@ -31,15 +34,15 @@ MOST_RESTARTS = 5  # of a server that was started here and died
 class EngineChoice:
     """How a target is run.
 
-    engine   "embedded" (transformers, in this process) or "sglang".
+    engine   "embedded" (transformers, in this process), "sglang", or "vllm".
     target   the target's local folder. dtype: of its weights and states. end_ids: tokens that end an answer.
     servers  URLs of SGLang servers that run already; empty: one is started here when it is needed, and ended.
     python, device, options, logs   of a server that is started: its interpreter, "cuda" or "cpu", further flags of
-             `sglang.launch_server`, and the folder of its logs. trust_remote_code: it may run the target's own code.
-             cuda_graphs: it replays captured graphs (GPUs only).
+             the engine's server, and the folder of its logs. cuda_graphs: it replays captured graphs (GPUs only).
+    trust_remote_code   whoever runs the target may run code that lies in its folder.
     """
 
-    engine: Literal["embedded", "sglang"]
+    engine: Engines
     target: str | Path
     dtype: str
     end_ids: frozenset[int]
@@ -52,15 +55,25 @@ class EngineChoice:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        if self.engine not in ("embedded", "sglang"):
-            raise ValueError(f"engine={self.engine!r} is none of embedded, sglang")
-        if self.engine == "embedded" and self.servers:
-            raise ValueError(f"servers={list(self.servers)} are for engine 'sglang'; the embedded engine uses none")
+        if self.engine not in get_args(Engines):
+            raise ValueError(f"engine={self.engine!r} is none of {', '.join(get_args(Engines))}")
+        if self.engine != "sglang" and self.servers:
+            raise ValueError(
+                f"servers={list(self.servers)} are for engine 'sglang'; the {self.engine} engine uses none"
+            )
 
     @property
     def spec(self) -> ServerSpec:
-        """The server that is started here."""
+        """The SGLang server that is started here."""
         return ServerSpec(
+            str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options),
+            trust_remote_code=self.trust_remote_code, cuda_graphs=self.cuda_graphs,
+        )  # fmt: skip
+
+    @property
+    def vllm_spec(self) -> VllmSpec:
+        """The vLLM server that is started here."""
+        return VllmSpec(
             str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options),
             trust_remote_code=self.trust_remote_code, cuda_graphs=self.cuda_graphs,
         )  # fmt: skip
@@ -72,14 +85,16 @@ class EngineChoice:
 
     def open(
         self, aux_layers: Iterable[int] | None = None, most_servers: int = 1
-    ) -> EmbeddedEngine | SGLangEngine | TwoServers:
+    ) -> EmbeddedEngine | SGLangEngine | TwoServers | VllmEngine:
         """The engine, to be used within `with` or closed. `most_servers`: kept running at the same time. Of two
         `servers` the first answers plainly, the second speculates."""
         if self.engine == "embedded":
-            return EmbeddedEngine(self.target, self.dtype, aux_layers, end_ids=self.end_ids)
+            return self._embedded(aux_layers)
+        options = {"python": self.python, "logs": self.logs, "max_servers": most_servers}
+        if self.engine == "vllm":
+            return VllmEngine(self.vllm_spec, self.end_ids, aux_layers, **options)
         if len(self.servers) > 2:
             raise ValueError(f"one engine needs one or two servers, not {len(self.servers)}: {', '.join(self.servers)}")
-        options = {"python": self.python, "logs": self.logs, "max_servers": most_servers}
         engines = [
             SGLangEngine(server, self.end_ids, aux_layers, self.target, **options)
             for server in self.servers or [self.spec]
@@ -99,11 +114,14 @@ class EngineChoice:
 
         `batch_size` is the embedded engine's; servers take the partitions' concurrency. `retry_set_aside`: rows that
         an earlier start set aside are asked again. A server that was started here and dies is started again, at most
-        `MOST_RESTARTS` times; then GaveUp is raised, with everything kept.
+        `MOST_RESTARTS` times; then GaveUp is raised, with everything kept. ValueError for vllm, which does not answer
+        in bulk here.
         """
+        if self.engine == "vllm":
+            raise ValueError("engine='vllm' measures and captures; let embedded or sglang answer the prompts")
         target = str(self.target)
         if self.engine == "embedded":
-            engine = EmbeddedEngine(self.target, self.dtype, end_ids=self.end_ids)
+            engine = self._embedded()
             yield from dispatch_embedded(works, engine, journal, target, batch_size, sampling, retry_set_aside)
             return
         with ExitStack() as stack:
@@ -119,6 +137,10 @@ class EngineChoice:
                         raise GaveUp(f"the server died {restarts} times, see {server.log}; finished answers are kept")
                     warnings.warn(f"the server died, see {server.log}; it is started again", stacklevel=2)
                     server.restart()
+
+    def _embedded(self, aux_layers: Iterable[int] | None = None) -> EmbeddedEngine:
+        own = {"end_ids": self.end_ids, "trust_remote_code": self.trust_remote_code}
+        return EmbeddedEngine(self.target, self.dtype, aux_layers, **own)
 
     def _server(self) -> SGLangServer:
         log = None if self.logs is None else Path(self.logs) / "server.log"

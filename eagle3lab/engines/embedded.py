@@ -22,7 +22,8 @@ class EmbeddedEngine:
 
     `aux_layers` are hs indices (default [2, L//2, L-3]); `end_ids` are the tokens that end an answer
     (default: those of generation_config.json, else of config.json; a chat template may end turns with
-    another one, so pass it). Raises CollidingLayersError or ValueError for a model it cannot run.
+    another one, so pass it). trust_remote_code: the model may be code in its folder.
+    Raises CollidingLayersError or ValueError for a model it cannot run.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class EmbeddedEngine:
         aux_layers: Iterable[int] | None = None,
         device: str = "cpu",
         end_ids: Collection[int] | None = None,
+        trust_remote_code: bool = False,
     ):
-        self.target = TargetModel(folder, dtype, device, aux_layers)
+        self.target = TargetModel(folder, dtype, device, aux_layers, trust_remote_code)
         self.end_ids = self.target.config_end_ids() if end_ids is None else frozenset(end_ids)
 
     def __enter__(self) -> "EmbeddedEngine":

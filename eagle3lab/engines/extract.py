@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from eagle3lab.engines.choice import MOST_RESTARTS, EngineChoice
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.capture import CaptureRow, StoreSpec, capture_to_store, durable_ids
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.features.estimate import SAMPLE_ROWS, StoreEstimate, estimate_by_sample
 from eagle3lab.features.store import FeatureWriter, finish_store

@@ -11,12 +11,15 @@ from eagle3lab.workbench.files import read_json
 __all__ = ["open_features", "write_plan"]
 
 
-def open_features(folder: str | Path, target: str | Path, device: str = "cpu") -> FeatureStore | LiveFeatures:
+def open_features(
+    folder: str | Path, target: str | Path, device: str = "cpu", trust_remote_code: bool = False
+) -> FeatureStore | LiveFeatures:
     """The feature store in a folder; or, where only the rows were kept, rows that the embedded engine captures when
-    they are read. target: the target's local folder, loaded in the second case only."""
+    they are read. target: the target's local folder, loaded in the second case only, with
+    code of its own where that is trusted."""
     folder = Path(folder)
     if not (folder / PLAN).exists():
         return FeatureStore(folder)
     plan = read_json(folder / PLAN)
-    engine = EmbeddedEngine(target, plan["dtype"], plan["aux_layers"], device)
+    engine = EmbeddedEngine(target, plan["dtype"], plan["aux_layers"], device, trust_remote_code=trust_remote_code)
     return LiveFeatures.open(folder, engine.capture, engine.lm_head_VH)

@@ -28,14 +28,15 @@ class TargetModel:
     or head this engine would get wrong (checked by running both ways on a few tokens).
     """
 
-    def __init__(self, folder: str | Path, dtype: str, device: str, aux_layers=None):
+    def __init__(self, folder: str | Path, dtype: str, device: str, aux_layers=None, trust_remote_code: bool = False):
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-        self.folder, self.device = Path(folder), torch.device(device)
+        self.folder, self.device, self.trust_remote_code = Path(folder), torch.device(device), trust_remote_code
         transformers_logging.disable_progress_bar()  # progress is shown by the run, one display a notebook
         model = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=DTYPES[dtype], attn_implementation=attention.register(), local_files_only=True
-        )
+            self.folder, dtype=DTYPES[dtype], attn_implementation=attention.register(), local_files_only=True,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
         self.model = model.to(self.device).eval().requires_grad_(False)
         speed_up_few_rows(self.model)
         self.config = model.config

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .assumptions import read_assumptions
+from .card import Given, card, training_run, write_hub_folder
 from .closing import closing_text
 from .execution import Limits
 from .files import write_text_atomic
@@ -67,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--runs-dir", default="runs")
     report.add_argument("--html", metavar="FILE", help="also write it as a web page")
     report.set_defaults(action=_status)
+
+    model_card = commands.add_parser("card", help="a drafter's model card from the run records, or a folder for a hub")
+    model_card.add_argument("run", help="a finished training run's id, or a profile: its newest one")
+    model_card.add_argument("--folder", help="write the drafter's files and the card into this new folder")
+    model_card.add_argument("--license", default="unknown", help="the drafter's licence, as hubs name it")
+    model_card.add_argument("--base-model", metavar="OWNER/NAME", help="the hub's name of a target from a local folder")
+    model_card.add_argument("--runs-dir", default="runs")
+    model_card.set_defaults(action=_card)
 
     doctor = commands.add_parser("doctor", help="check this machine and a profile (runs notebook 00)")
     doctor.add_argument("profile")
@@ -147,4 +156,13 @@ def _status(options: argparse.Namespace) -> int:
     if options.html:
         write_text_atomic(options.html, report.to_html())
     print(report.to_markdown())
+    return 0
+
+
+def _card(options: argparse.Namespace) -> int:
+    run, given = training_run(options.run, options.runs_dir), Given(options.license, options.base_model)
+    if options.folder:
+        print(f"{write_hub_folder(run, options.folder, given)}: the drafter of {run.id} and its card")
+    else:
+        print(card(run, given))
     return 0

@@ -102,6 +102,11 @@ RULES: tuple[Rule, ...] = (
         whole=True,
     ),
     Rule(
+        ("engine", "beside"),
+        lambda engine, beside: engine != beside,
+        "a second engine beside the first is another one, or none",
+    ),
+    Rule(
         ("engine", "codec"),
         lambda engine, codec: engine != "sglang" or "+top" not in codec,
         "a server's capture plugin has no output head: a top-k teacher needs the embedded engine",

@@ -1,7 +1,7 @@
 """Disk and time of a chain by plain arithmetic, from stated sizes and throughputs. No torch, no file is read.
 
-The same sizes as eagle3lab/features/codec.py and eagle3lab/analysis/estimate.py, which load torch: tests/house keeps
-them equal. Sizes are bytes, throughputs tokens a second, times hours.
+The same sizes as eagle3lab/features/codec.py and eagle3lab/draft/model.py, which load torch: tests/house keeps them
+equal. Sizes are bytes, throughputs tokens a second, times hours.
 """
 
 from __future__ import annotations

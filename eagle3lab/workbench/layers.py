@@ -1,4 +1,9 @@
-"""Parameter files read strictly: what YAML 1.1 changes silently is refused with the line it stands on."""
+"""Parameter files read strictly: what YAML 1.1 changes silently is refused with the line it stands on.
+
+A profile may stand on another one: `extends: kimi_k25` in its common.yaml. Everything it says itself, in common.yaml or
+a stage's file, goes before everything that the other one says. Plain papermill is given the files in the same order:
+`-f params/kimi_k25/common.yaml -f params/kimi_k25/STAGE.yaml -f params/OWN/common.yaml -f params/OWN/STAGE.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from .root import repository_root, show_path
 from .stages import STAGES
 from .types import nearest
 
-COMMON = "common"
+COMMON, EXTENDS = "common", "extends"
 PLAN = "plan"  # facts and assumptions for `plan`, no layer of parameters (assumptions.py)
 
 
@@ -106,7 +111,22 @@ def profile_layers(profile: str) -> dict[str, tuple[Path, dict[str, Any]]]:
     return layers
 
 
+def profile_chain(profile: str) -> list[dict[str, tuple[Path, dict[str, Any]]]]:
+    """The files of a profile (see `profile_layers`) behind those of the profiles it stands on, the last word last.
+    LayerError for a profile that stands on itself, else as `profile_layers`."""
+    chain: dict[str, dict[str, tuple[Path, dict[str, Any]]]] = {}
+    name: str | None = profile
+    while name is not None:
+        if name in chain:
+            raise LayerError(f"profile {profile!r} stands on itself: {' extends '.join([*chain, name])}")
+        chain[name] = profile_layers(name)
+        name = chain[name][COMMON][1].get(EXTENDS)
+    return [*chain.values()][::-1]
+
+
 def common_names(profile: str) -> set[str]:
-    """Names in a profile's common.yaml; empty for a profile that has no files (a notebook used by hand)."""
-    path = repository_root() / "params" / profile / f"{COMMON}.yaml"
-    return set(load_layer(path)) if path.exists() else set()
+    """Names in a profile's common.yaml, and in those it stands on; empty for a profile that has no files (a notebook
+    used by hand)."""
+    if not (repository_root() / "params" / profile / f"{COMMON}.yaml").exists():
+        return set()
+    return {name for layers in profile_chain(profile) for name in layers[COMMON][1]}

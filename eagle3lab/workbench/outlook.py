@@ -148,8 +148,8 @@ def chosen_layers(values: Mapping[str, Any], facts: Assumptions) -> list[int]:
 
 
 def drafter(values: Values, facts: Assumptions) -> DraftSizes:
-    """The drafter's sizes: the target's own, but for those in draft_config."""
-    own = values["training"]["draft_config"]
+    """The drafter's sizes: the target's own, but for those that training's parameters draft_... choose."""
+    own = {name.removeprefix("draft_"): value for name, value in values["training"].items() if value is not None}
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     extraction = values["extraction"]
     return DraftSizes(

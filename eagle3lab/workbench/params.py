@@ -1,6 +1,7 @@
 """Parameters: read from the notebook's parameters cell by its syntax tree, layered, and fitted strictly.
 
-Layers: cell defaults < params/<profile>/common.yaml < params/<profile>/<stage>.yaml < command line.
+Layers: cell defaults < params/<profile>/common.yaml < params/<profile>/<stage>.yaml < command line; of a profile that
+`extends` another one, that one's two files come first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .constraints import violations
-from .layers import COMMON, profile_layers
+from .layers import COMMON, EXTENDS, profile_chain
 from .notebooks import load_notebook, parameters_cell
 from .root import show_path
 from .stages import STAGES, Stage, get_stage
@@ -149,17 +150,17 @@ def resolve_parameters(stage: str, profile: str, overrides: Mapping[str, Any] | 
         values[name] = fit_parameter(params[name], value, f"{stage}, {origin}")
         origins[name] = origin
 
-    layers = profile_layers(profile)
-    for layer in (COMMON, stage):
-        if layer not in layers:
-            continue
-        path, written = layers[layer]
-        known = all_parameter_names() if layer == COMMON else set(params)
-        for name, value in written.items():
-            if name not in known:
-                raise ParameterError(f"{show_path(path)}: unknown parameter {name!r}{nearest(name, known)}")
-            if name in params:
-                put(name, value, show_path(path))
+    for layers in profile_chain(profile):
+        for layer in (COMMON, stage):
+            if layer not in layers:
+                continue
+            path, written = layers[layer]
+            known = {*all_parameter_names(), EXTENDS} if layer == COMMON else set(params)
+            for name, value in written.items():
+                if name not in known:
+                    raise ParameterError(f"{show_path(path)}: unknown parameter {name!r}{nearest(name, known)}")
+                if name in params:
+                    put(name, value, show_path(path))
     for name, value in (overrides or {}).items():
         if name not in params:
             raise ParameterError(f"{stage} has no parameter {name!r}{nearest(name, params)}")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _LAUNCH = "python -m sglang.launch_server"
+_CAPTURE = ["--cuda-graph-backend-prefill", "disabled", "--speculative-algorithm", "EAGLE3",
+            "--enable-return-aux-hidden-states", "--disable-radix-cache"]  # fmt: skip
 
 
 def server_commands(stage: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -21,22 +23,28 @@ def server_commands(stage: str, values: Mapping[str, Any]) -> list[tuple[str, st
         precisions = dict.fromkeys((values["heldout_dtype"], values["dtype"]))
         return [("answers", _command(values, dtype)) for dtype in precisions]
     if stage == "extraction":
-        capture = ["--cuda-graph-backend-prefill", "disabled", "--speculative-algorithm", "EAGLE3",
-                   "--enable-return-aux-hidden-states", "--disable-radix-cache"]  # fmt: skip
-        return [("hidden states", _command(values, values["dtype"], capture))]
+        return [("hidden states", _command(values, values["dtype"], _CAPTURE))]
+    if stage == "diagnostics":
+        capture = ("hidden states", _command(values, values["dtype"], _CAPTURE))
+        return [capture, *([] if values["server_url"] else [_chain(values, values["num_steps"])])]
     if stage == "serving":
-        speculating = [
-            (f"chain of {steps}: {steps + 1} draft tokens", _command(values, values["dtype"], _chain(steps)))
-            for steps in values["num_steps"]
+        return [
+            ("baseline", _command(values, values["dtype"])),
+            *(_chain(values, steps) for steps in values["num_steps"]),
         ]
-        return [("baseline", _command(values, values["dtype"])), *speculating]
     return []
 
 
-def _chain(steps: int) -> list[str]:
+def _chain(values: Mapping[str, Any], steps: int) -> tuple[str, str]:
+    name = f"chain of {steps}: {steps + 1} draft tokens"
+    return name, _command(values, values["dtype"], speculation(steps))
+
+
+def speculation(num_steps: int, topk: int = 1, num_draft_tokens: int | None = None) -> list[str]:
+    """The arguments that make a server speculate with the drafter in DRAFT; a chain where the tokens are not given."""
     return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "DRAFT",
-            "--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1",
-            "--speculative-num-draft-tokens", str(steps + 1)]  # fmt: skip
+            "--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", str(topk),
+            "--speculative-num-draft-tokens", str(num_draft_tokens or num_steps + 1)]  # fmt: skip
 
 
 def _command(values: Mapping[str, Any], dtype: str, more: list[str] | None = None) -> str:

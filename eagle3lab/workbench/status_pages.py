@@ -18,7 +18,7 @@ _STYLE = (
 
 def markdown_page(first_line: str, sections: Mapping[str, Rows]) -> str:
     """A table a section. Cell text is escaped for Markdown tables and for the HTML that Markdown lets through."""
-    tables = [f"## {title}\n\n{_markdown_table(rows)}\n" for title, rows in sections.items()]
+    tables = [f"## {title}\n\n{markdown_table(rows)}\n" for title, rows in sections.items()]
     return "\n".join([f"{first_line}\n", *tables])
 
 
@@ -31,7 +31,8 @@ def html_page(title: str, first_line: str, sections: Mapping[str, Rows]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def _markdown_table(rows: Rows) -> str:
+def markdown_table(rows: Rows) -> str:
+    """Rows of the same keys as a table; cell text is escaped as in `markdown_page`."""
     if not rows:
         return NOTHING
     lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]

@@ -363,13 +363,25 @@ PLANTS = {
     "draft head rows": [tensors(head_permuted), tensors(head_one_off), head_of_the_target],
     "draft embedding": [tensors(random_embedding)],
     "draft network": [config("draft/config.json", norm_before_residual=True)],
-    "draft options": [lambda w: (w.edit_json("draft/config.json", norm_output=True), {"release": "0.5.11"})[1]],
+    "draft options": [
+        config("draft/config.json", norm_output=True),
+        lambda w: (w.edit_json("draft/config.json", norm_output=True), {"release": "0.5.11"})[1],
+    ],
     "draft sizes": [config("draft/config.json", vocab_size=400), config("draft/config.json", target_hidden_size=48)],
     "draft layers": [config("draft/config.json", eagle_config={
         "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]})],
     "draft d2t": [tensors(absolute), tensors(lambda t: {k: v for k, v in t.items() if k != "d2t"}),
                   tensors(lambda t: t | {"d2t": t["d2t"] - torch.arange(147)})],
     "draft tensors": [tensors(renamed), tensors(lambda t: {k: v for k, v in t.items() if "hidden_norm" not in k})],
+    "draft in vLLM": [
+        config("draft/config.json", eagle_aux_hidden_state_layer_ids=[3, 5, 6]),
+        config("draft/config.json", eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}),  # SGLang's form
+        tensors(lambda t: {k: v for k, v in t.items() if k != "fc.weight"}),
+        tensors(lambda t: {k: v for k, v in t.items() if k != "d2t"}),
+        tensors(lambda t: {k: v for k, v in t.items() if "hidden_norm" not in k}),
+        config("draft/config.json", norm_output=True), config("draft/config.json", fc_norm=True),
+        config("draft/config.json", norm_before_residual=True),
+    ],
     "draft context": [config("draft/training.json", trained_length=40),
                       config("draft/config.json", max_position_embeddings=64)],
     "draft": [without("draft/model.safetensors"), without("draft/config.json")],

@@ -9,7 +9,7 @@ from eagle3lab.analysis.breakeven import fit_cycle_cost
 from eagle3lab.analysis.cell import Cell
 from eagle3lab.analysis.grid import bench_rows, grid_cells, run_grid
 from eagle3lab.engines.base import Request
-from eagle3lab.engines.sglang.errors import RequestRefused, ServerGone
+from eagle3lab.engines.servers.errors import RequestRefused, ServerGone
 from eagle3lab.engines.sglang.stats import SpecStats
 from eagle3lab.engines.sglang.wire import Answer
 

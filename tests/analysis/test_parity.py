@@ -157,6 +157,16 @@ def test_every_plant_is_taken_back(overfit):
     assert {suspect.cause for suspect in candidates} == set(REMEDIES) - {"template", "target"}
 
 
+def test_what_cannot_be_told_apart_is_named_together(overfit):
+    """Nothing accepted looks the same whatever the reason: no order of names may pretend to know which."""
+    never = [replace(one, accepted=[0] * (len(one.output_ids) - 1)) for one in served(overfit, overfit.draft)]
+    alike = [Suspect(cause, name, never=True) for cause, name in (("norm", "a"), ("tensors", "b"), ("norm", "c"))]
+    found = compare(overfit.draft, overfit.rows, never, STEPS, [*alike, Suspect("head", "as it is")])
+    assert [cause.name for cause in found.causes] == ["a or c", "b", "as it is"]
+    assert found.causes[0].why.endswith("; tensors would be accepted alike")
+    assert "alike" not in found.causes[2].why and found.causes[2].agreement < 1
+
+
 def test_facts_come_before_guesses_and_excluded_causes_not_at_all(overfit):
     never = [replace(one, accepted=[0] * (len(one.output_ids) - 1)) for one in served(overfit, overfit.draft)]
     facts = {"tensors": "the server would drop fc.weight"}

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from eagle3lab.analysis import serve_side
+from eagle3lab.analysis.doctor.serving import check_server
 from eagle3lab.analysis.heldout import capture_answers
 from eagle3lab.analysis.parity import ParityError
-from eagle3lab.analysis.serve_side import ServeSide, ask_server, layers_beside
+from eagle3lab.analysis.serve_side import ServeSide, ask_server, layers_beside, serve
+from eagle3lab.data.rehearsal.target import write_tokenizer
+from eagle3lab.data.rehearsal.tokenizer import KimiStandIn
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.sglang.attach import AttachedServer, parse_server_info
@@ -104,6 +107,52 @@ def test_a_server_of_another_setting_is_refused(overfit, folder, server, changes
     server |= changes
     with pytest.raises(ParityError, match=words):
         ask_server("http://s", overfit.requests, STEPS, folder)
+
+
+def test_a_tokenizer_that_is_code_is_not_run_a_second_time(tmp_path):
+    target, other = (write_tokenizer(tmp_path / name) for name in ("target", "other"))
+    verdicts = {}
+    for path in (target, other):
+        info = parse_server_info("http://s", {"model_path": str(target), "tokenizer_path": str(path)}, {})
+        checks = {check.check: check for check in check_server(info, None, target, KimiStandIn())}
+        verdicts[path] = checks["server template"].verdict
+    assert verdicts == {target: "ok", other: "not checked"}
+
+
+def serve_them(overfit, folder, **more):
+    return serve(overfit.engine, overfit.answers, STEPS, overfit.draft, folder, overfit.folder, None, **more)
+
+
+def test_the_embedded_engine_serves_where_no_server_is_named(overfit, completions):
+    seen = []
+
+    def watch(served, total, unit):
+        seen.append((total, unit))
+        return served
+
+    side = serve_them(overfit, "not looked at", watch=watch)
+    assert {one.id: one.accepted for one in side.completions} == {one.id: one.accepted for one in completions}
+    assert side.name == "embedded engine, float32" and seen == [(len(completions), "answers served")]
+
+
+def test_a_named_server_is_asked_and_the_layers_beside_are_looked_at(overfit, folder, server):
+    side = serve_them(overfit, folder, url="http://s")
+    assert side.name == "SGLang 0.5.23 on cpu, float32"
+    assert set(side.beside) == {"layers: one layer later", "layers: one layer earlier"}
+
+
+def test_an_sglang_engine_is_asked_for_a_server_of_the_drafter(overfit, folder, server):
+    class Servers:
+        def speculating(self, wanted):
+            self.asked = (wanted.draft, wanted.num_steps, wanted.topk)
+            return AttachedServer("http://started")
+
+    class Host:
+        servers, end_ids = Servers(), frozenset()
+
+    side = serve(Host, overfit.answers, STEPS, overfit.draft, folder, overfit.folder, None)
+    assert Host.servers.asked == (str(folder), STEPS, 1)
+    assert side.name == "SGLang 0.5.23 on cpu, float32" and side.beside == {}
 
 
 def test_the_layers_beside_are_those_of_engines_one_layer_off(overfit):

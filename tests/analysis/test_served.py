@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from eagle3lab.analysis.bench import run_bench
 from eagle3lab.analysis.served import add_histograms, served_counts
 from eagle3lab.engines.base import Request
-from eagle3lab.engines.sglang.stats import CountsDisagree, SpecStats
+from eagle3lab.engines.servers.verifications import CountsDisagree
+from eagle3lab.engines.sglang.stats import SpecStats
 from eagle3lab.engines.sglang.wire import Answer
 
 

@@ -1,5 +1,6 @@
 """Readable numbers and tables."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_rounded_leaves_the_original_alone():
     assert tables.rounded(table).loc[0, "a"] == 1.23
     assert tables.rounded(table, {"a": 4}).loc[0, "a"] == 1.2346
     assert table.loc[0, "a"] == 1.23456
+
+
+def test_a_legible_table_shows_text_whole_and_harmless():
+    long = "remedy " * 30
+    table = pd.DataFrame({"check": ["<script>x</script>"], "remedy": [long], "n": [1.23456]})
+    for one in (table, table.set_index("check")):
+        page = tables.legible(one).to_html()
+        assert "<script>" not in page and "&lt;script&gt;x&lt;/script&gt;" in page
+        assert long in page and "1.235" in page and ">check</th>" in page
+        assert "row_heading" not in page  # no numbers of rows
+
+
+def test_a_legible_table_keeps_a_named_index_of_numbers_and_numbers_on_the_right():
+    table = pd.DataFrame({"draft position": [1, 2, 3], "share": [0.0, 0.5, 12.3456]}).set_index("draft position")
+    page = tables.legible(table).to_html()
+    assert re.findall(r">([^<>]+)</t[hd]>", page) == ["draft position", "share", "1", "0", "2", "0.5", "3", "12.346"]
+    assert re.search(r"\.col1 \{\s*text-align: right;", page)
 
 
 def test_checks_to_mend_come_first():

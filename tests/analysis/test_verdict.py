@@ -33,6 +33,8 @@ TABLE = [
     ("more data does not help, gap large", {"trained": 3.2, "slope": 0.0, "slope_interval": (-0.04, 0.05)},
      "at its limit", ""),
     ("slope too uncertain", {"slope": 0.3, "slope_interval": (-0.2, 0.8)}, "open", "was not measured"),
+    ("much better on trained text, and more data helps",
+     {"trained": 3.2, "slope": 0.4, "slope_interval": (0.3, 0.5)}, "too little data", "text; ten times the data are"),
     ("good enough", {"wanted": 1.75}, "enough", "reaches the 1.75"),
     ("not good enough", {"wanted": 2.5, "trained": 3.2}, "too little data", ""),
     ("nothing measured", {name: None for name in SOUND}, "open", "no accept length on held-out"),
@@ -60,10 +62,11 @@ def test_the_evidence_is_shown_whatever_the_verdict():
 
 def test_a_curve_of_scaling_is_evidence_or_says_why_not():
     points = [{"amount": amount} for amount in (75, 300, 1200)]
-    curve = {"vary": "rows", "points": points, "slope": [0.4, 0.3, 0.5]}
-    assert slope_fields(curve) == {"slope": 0.4, "slope_interval": (0.3, 0.5)}
+    curve = {"vary": "rows", "points": points, "slope": [0.4, 0.3, 0.5], "setting": "9 answers, chain of 1"}
     judgement = judge(Evidence(num_steps=3, **SOUND, **slope_fields(curve)))
-    assert judgement.kind == "too little data" and judgement.lines[4].found.startswith("+0.40 [+0.30, +0.50]")
+    assert judgement.kind == "too little data" and "the scaling curve says how many" in judgement.next_step
+    found = "+0.40 [+0.30, +0.50] accept length by ten times the data (9 answers, chain of 1)"
+    assert judgement.lines[4].found == found
     for other, why in (
         (None, "run 07_scaling"),
         ({"points": points}, "tells no slope: run it again"),

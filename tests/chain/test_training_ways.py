@@ -85,7 +85,7 @@ def test_training_without_a_store_learns_what_training_with_one_does(smoke_chain
 def test_two_processes_best_weights_and_long_rows_from_the_notebook(runs_dir):
     changes = {
         "processes": 2, "accumulate": 2, "epochs": 6, "heldout_rows": 6, "evaluate_every": 10, "export_best": True,
-        "max_length": 64, "draft_config": {"fc_norm": True, "norm_output": True}, "more_recipe": {"step_decay": 0.9},
+        "max_length": 64, "fc_norm": True, "norm_output": True, "step_decay": 0.9,
     }  # fmt: skip
     [folder] = run(runs_dir, ["training"], **changes)
     told = results(folder)

@@ -5,7 +5,6 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kimi import END, END_THINK, THINK, KimiStandIn, write_target
 
 from eagle3lab.data.answers import HistoryRewritten, render_conversation, render_samples
 from eagle3lab.data.borders import token_borders
@@ -19,6 +18,8 @@ from eagle3lab.data.chat import (
     thinking_options,
     token_ids,
 )
+from eagle3lab.data.rehearsal.target import write_tokenizer
+from eagle3lab.data.rehearsal.tokenizer import END, END_THINK, THINK, KimiStandIn
 
 OFF = thinking_options("off")
 ENDS = {163585, END}
@@ -86,7 +87,7 @@ def test_the_stand_in_renders_as_kimi_does(kimi):
 
 
 def test_the_slow_tokenizer_of_a_folder_is_code_that_runs_only_when_allowed(tmp_path):
-    folder = write_target(tmp_path / "kimi")
+    folder = write_tokenizer(tmp_path / "kimi")
     with pytest.raises((ValueError, OSError)):
         load_tokenizer(folder)
     tokenizer = load_tokenizer(folder, trust_remote_code=True)

@@ -7,12 +7,12 @@ import pytest
 from case_rows import ROWS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kimi import END, KimiStandIn
 
 from eagle3lab.data.chat import render_text
 from eagle3lab.data.corpus import write_corpus
 from eagle3lab.data.limits import Limits
 from eagle3lab.data.prepare import prepare_set, read_prompts, read_tokenized
+from eagle3lab.data.rehearsal.tokenizer import END, KimiStandIn
 from eagle3lab.data.sources import SETS, SetSpec
 from eagle3lab.data.spans import check_spans
 from eagle3lab.data.text import normalise, row_stem
@@ -73,7 +73,7 @@ def test_a_trajectory_without_thinking_is_one_sample_of_all_its_answers(prepare,
     answers = [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
     assert _spans(kimi, row) == answers
     assert _decode(kimi, row["input_ids"]) == render_text(kimi, messages, False, options={"thinking": False})
-    assert (row["origin"], row["finish_reason"], row["split"]) == ("target", "stop", row["split"])
+    assert (row["origin"], row["finish_reason"], row["split"]) == ("given", "stop", row["split"])
     assert (summary["tokenized"], summary["samples"], summary["sample_tokens"]["sum"]) == (1, 1, len(row["input_ids"]))
     assert summary["loss_tokens"] == sum(b - a for a, b in row["loss_spans"])
     written = write_corpus(tmp_path / "corpus.parquet", read_tokenized(folder))  # its rows are rows of the corpus

@@ -1,16 +1,18 @@
 """What an untrained drafter takes over from a real target, and what it does not."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from eagle3lab.draft.checkpoint import engine_config
 from eagle3lab.draft.model import Eagle3Draft
-from eagle3lab.draft.start import WarmStartError, new_draft, own_embedding, warm_start
+from eagle3lab.draft.start import WarmStartError, new_draft, own_embedding, read_sizes, warm_start
 from eagle3lab.draft.target_weights import TargetWeights, TargetWeightsError, read_target_weights
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from tests.draft.samples import H, V, make_draft
-from tests.tiny import HIDDEN, VOCAB, save_tiny_target
+from tests.tiny import FAMILIES, HIDDEN, VOCAB, save_tiny_target
 
 AUX = (1, 3, 5)
 VOCAB_MAP = VocabMap(torch.arange(0, VOCAB, 2), VOCAB)
@@ -70,6 +72,38 @@ def test_the_drafter_knows_the_architecture_of_its_target(tmp_path, llama):
     draft = new_draft(folder, (2, 3, 6), VOCAB_MAP, read_target_weights(folder), 3)
     assert draft.config.target_architecture == "DeepseekV3ForCausalLM"
     assert engine_config(draft.config)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 3, 6]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_sizes_are_those_that_transformers_reads(tmp_path, family):
+    folder = save_tiny_target(tmp_path, family)
+    wanted = AutoConfig.from_pretrained(folder).to_dict() | {"_name_or_path": ""}
+    assert read_sizes(folder).to_dict() == wanted
+
+
+def test_a_target_that_sees_is_as_large_as_its_language_part(tmp_path):
+    """Kimi-K2.5 by its published config.json: a kind of its own, whose code is not run, around a text_config."""
+    text = {
+        "model_type": "kimi_k2", "hidden_size": HIDDEN, "intermediate_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 8, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "max_position_embeddings": 128,
+        "kv_lora_rank": 24, "rope_theta": 50000.0, "rope_scaling": {"type": "yarn", "factor": 4.0},
+        "architectures": ["DeepseekV3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_deepseek.Absent"},
+    }  # fmt: skip
+    whole = {
+        "model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"], "text_config": text,
+        "vision_config": {"hidden_size": 7}, "auto_map": {"AutoConfig": "configuration_kimi_k25.Absent"},
+    }  # fmt: skip
+    save_tiny_target(tmp_path, "deepseek_v3")
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = new_draft(tmp_path, (2, 4, 5), VOCAB_MAP, read_target_weights(tmp_path), 3).config
+    assert (config.hidden_size, config.target_num_layers, config.vocab_size) == (HIDDEN, 8, VOCAB)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 4, HIDDEN // 4)
+    assert (config.rope_theta, config.rms_norm_eps) == (50000.0, 1e-5)
+    assert config.target_architecture == "KimiK25ForConditionalGeneration"
+    del whole["text_config"]["intermediate_size"]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match="does not say intermediate_size of the language model"):
+        read_sizes(tmp_path)
 
 
 def test_what_does_not_fit_is_refused(llama, tmp_path):

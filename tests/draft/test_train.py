@@ -3,17 +3,21 @@
 import dataclasses
 import json
 import threading
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from eagle3lab.draft.config import FREE, chosen_sizes
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.state import StateError
 from eagle3lab.draft.train import Trainer
+from eagle3lab.workbench.params import read_parameters
 from tests.draft.samples import V, make_draft, make_row
 
 RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
@@ -222,13 +226,22 @@ def test_bad_recipes_are_refused_by_name(change):
 
 
 def test_a_recipe_is_made_of_the_parameters_that_exist():
-    recipe = Recipe.of(SimpleNamespace(lr=1e-3, step_weights=[3, 2, 1], profile="demo"), seed=4)
+    recipe = Recipe.of(SimpleNamespace(lr=1e-3, step_weights=[3, 2, 1], seed=4, profile="demo"))
     assert recipe == Recipe(lr=1e-3, step_weights=(3, 2, 1), seed=4)
     assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
     assert recipe.weights_K().tolist() == [3, 2, 1]
-    with pytest.raises(ValueError, match="the recipe has no 'step_decy'; it has .*step_decay"):
-        Recipe.of(SimpleNamespace(lr=1e-3), step_decy=0.5)
     assert Recipe(step_decay=0.5).weights_K().tolist() == [1, 0.5, 0.25]
+
+
+def test_the_notebook_has_every_knob_with_the_default_of_the_recipe():
+    told = read_parameters(Path(__file__).parents[2] / "notebooks" / "04_training.ipynb")
+    defaults = SimpleNamespace(**{param.name: param.default for param in told})
+    assert {field.name for field in fields(Recipe)} <= vars(defaults).keys()
+    assert Recipe.of(defaults) == Recipe() and chosen_sizes(defaults) == {}
+    sizes = {f"draft_{name}" for name in FREE if name.startswith(("hidden", "intermediate", "num", "head"))}
+    assert len(sizes) == 5 and sizes <= vars(defaults).keys()
+    chosen = chosen_sizes(SimpleNamespace(draft_head_dim=16, draft_hidden_size=None, fc_norm=True, norm_output=False))
+    assert chosen == {"head_dim": 16, "fc_norm": True}
 
 
 def test_vocabulary_size_is_that_of_the_fixture():

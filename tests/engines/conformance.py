@@ -1,5 +1,6 @@
-"""What every engine must do, whatever runs behind it: one set of tests, run by test_conformance_embedded.py here and
-tests/sglang/test_conformance.py. The right tokens and states come from transformers' own forward pass.
+"""What every engine must do, whatever runs behind it: one set of tests, run by test_conformance_embedded.py here,
+tests/sglang/test_conformance.py and tests/vllm/test_conformance.py. The right tokens and states come from
+transformers' own forward pass.
 """
 
 from collections.abc import Callable, Collection

@@ -32,7 +32,7 @@ class Stream:
 
 class FakeServer:
     """`reply(body, attempt)` gives the JSON of an answer, or one of the classes above; `attempt` counts the requests
-    with the same input_ids from 0. Attributes: bodies (all requests), most (requests served at the same time)."""
+    with the same prompt from 0. Attributes: bodies (all requests), most (requests served at the same time)."""
 
     def __init__(self, reply):
         self.reply, self.bodies, self.most = reply, [], 0
@@ -48,7 +48,7 @@ class FakeServer:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with outer._lock:
-                    key = str(body["input_ids"])
+                    key = str(body.get("input_ids") or body["prompt"])
                     attempt = outer._attempts[key] = outer._attempts.get(key, -1) + 1
                     outer.bodies.append({**body, "headers": dict(self.headers)})
                     outer._now += 1

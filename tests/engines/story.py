@@ -48,13 +48,20 @@ def greedy_answers(engine: EmbeddedEngine, rows: list[list[int]], max_tokens: in
     ]
 
 
-def train_draft(folder: Path, out: Path, rows: list[list[int]], max_tokens: int, epochs: int, **sizes) -> Path:
+def train_draft(
+    folder: Path, out: Path, rows: list[list[int]], max_tokens: int, epochs: int, pruned: bool = False, **sizes
+) -> Path:
     """A drafter of this project trained on the target's greedy answers to `rows`, exported in float32 to `out`.
-    `sizes` are fields of DraftConfig."""
+    `pruned`: it knows nine of ten ids of its training text (so that it has a d2t) instead of all. `sizes` are fields
+    of DraftConfig."""
     engine = EmbeddedEngine(folder, aux_layers=AUX_LAYERS, end_ids=())
     features = {row.id: row for row in capture_answers(engine, greedy_answers(engine, rows, max_tokens), 1024)}
     weights = read_target_weights(folder)
-    vocab = VocabMap(torch.arange(engine.target.vocab_size), engine.target.vocab_size)
+    ids_W = torch.arange(engine.target.vocab_size)
+    if pruned:
+        seen = torch.cat([row.input_ids_T for row in features.values()]).unique()
+        ids_W = seen[torch.arange(len(seen)) % 10 != 4]
+    vocab = VocabMap(ids_W, engine.target.vocab_size)
     draft = new_draft(folder, AUX_LAYERS, vocab, weights, seed=0, **sizes)
     recipe = Recipe(ttt_steps=4, epochs=epochs, batch_tokens=512, compute_dtype="float32")
     lengths = {key: len(row.input_ids_T) for key, row in features.items()}

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from eagle3lab.engines.servers.errors import RequestRefused
 from eagle3lab.engines.sglang.attach import parse_server_info
 from eagle3lab.engines.sglang.capture import capture_states, capture_to_store
 from eagle3lab.engines.sglang.capture_files import CaptureFolder, Order, take_lock
 from eagle3lab.engines.sglang.capture_session import CaptureError, check_capturing
 from eagle3lab.engines.sglang.capture_writer import Pass
-from eagle3lab.engines.sglang.errors import RequestRefused
 from eagle3lab.features.checks import NonFiniteStateError
 from tests.engines.capture_target import ARGUMENTS, CUT, A, H, Target, check_store, corpus, spec, states
 from tests.engines.fake_server import Status

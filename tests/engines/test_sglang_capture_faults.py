@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang import capture_writer
 from eagle3lab.engines.sglang.capture import capture_to_store, durable_ids
 from eagle3lab.engines.sglang.capture_files import CaptureFolder
 from eagle3lab.engines.sglang.capture_session import CaptureError
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.features import store as store_module
 from tests.engines.capture_target import Target, check_store, corpus, spec
 from tests.engines.fake_server import Status

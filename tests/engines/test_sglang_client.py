@@ -7,14 +7,14 @@ import time
 import pytest
 
 from eagle3lab.engines.base import ContextError, NonFiniteError, Request
-from eagle3lab.engines.sglang.client import Client
-from eagle3lab.engines.sglang.errors import (
+from eagle3lab.engines.servers.errors import (
     BadAnswer,
     ContextRefused,
     RequestRefused,
     ServerFault,
     ServerGone,
 )
+from eagle3lab.engines.sglang.client import Client
 from eagle3lab.engines.sglang.stats import SpecStats
 from tests.engines.fake_server import FakeServer, Reset, Status, Stream, answer, echo, partial
 

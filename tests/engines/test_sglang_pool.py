@@ -2,8 +2,8 @@
 
 import pytest
 
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang import pool
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.engines.sglang.pool import OwnServers, Speculation
 from eagle3lab.engines.sglang.spec import ServerSpec
 

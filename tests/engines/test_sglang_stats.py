@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3lab.analysis.accept import histogram as lab_histogram
-from eagle3lab.engines.sglang.stats import CountsDisagree, SpecStats, accepts_in_order, cut_to_answer
+from eagle3lab.engines.servers.verifications import CountsDisagree, cut_to_answer
+from eagle3lab.engines.sglang.stats import SpecStats, accepts_in_order
 
 TOLD = {"spec_verify_ct": 5, "spec_accept_length": 2.6, "spec_accept_rate": 0.4}
 KNOWN = SpecStats(5, 6, 15, 2.6, 0.4, (2, 1, 1, 1))

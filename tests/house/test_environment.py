@@ -47,6 +47,10 @@ LOCK = {name_of(r): r for r in map(Requirement, LOCK_LINES)}
 SGLANG_TEXT = (ROOT / "sglang_cpu" / "requirements.lock").read_text(encoding="utf-8")
 SGLANG_LINES = [line for line in SGLANG_TEXT.splitlines() if not line.startswith("#")]
 SGLANG_LOCK = {name_of(r): r for r in map(Requirement, SGLANG_LINES)}
+VLLM_TEXT = (ROOT / "vllm_cpu" / "requirements.lock").read_text(encoding="utf-8")
+VLLM_LINES = [line for line in VLLM_TEXT.splitlines() if not line.startswith("#")]
+VLLM_LOCK = {name_of(r): r for r in map(Requirement, VLLM_LINES)}
+VLLM_OWN = {"lark", "setuptools"}  # of which vLLM names one version
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 CONDA_PIP = next(entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict))
 CONDA_PINS = {name_of(r): r for r in map(Requirement, [line for line in CONDA_PIP if line != "-e ."])}
@@ -59,7 +63,11 @@ def pinned(requirement: Requirement) -> str:
     return match.group(1)
 
 
-@pytest.mark.parametrize(("lock", "lines"), [(LOCK, LOCK_LINES), (SGLANG_LOCK, SGLANG_LINES)], ids=["lab", "sglang"])
+@pytest.mark.parametrize(
+    ("lock", "lines"),
+    [(LOCK, LOCK_LINES), (SGLANG_LOCK, SGLANG_LINES), (VLLM_LOCK, VLLM_LINES)],
+    ids=["lab", "sglang", "vllm"],
+)
 def test_a_lock_is_a_sorted_list_of_exact_pins(lock, lines):
     for requirement in lock.values():
         pinned(requirement)
@@ -73,6 +81,14 @@ def test_both_locks_have_the_same_versions_of_what_they_share_but_torch():
     assert {n: pinned(LOCK[n]) for n in shared} == {n: pinned(SGLANG_LOCK[n]) for n in shared}
     assert pinned(SGLANG_LOCK["torch"]) == SERVER_TORCH
     assert {n: pinned(SGLANG_LOCK[n]) for n in SERVER} == SERVER
+
+
+def test_the_vllm_lock_has_the_labs_versions_of_what_they_share():
+    shared = (set(LOCK) & set(VLLM_LOCK)) - VLLM_OWN
+    assert {"torch", "transformers", "tokenizers", "safetensors", "numpy"} <= shared
+    assert {n: pinned(LOCK[n]) for n in shared} == {n: pinned(VLLM_LOCK[n]) for n in shared}
+    assert pinned(VLLM_LOCK["vllm-cpu"]) == "0.32.0"
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(VLLM_LOCK)  # none fits a torch of a plain index
 
 
 @pytest.mark.parametrize("name", sorted(DIRECT | DEV))

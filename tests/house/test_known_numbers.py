@@ -4,17 +4,20 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from repository import ROOT
 
-from eagle3lab.analysis import bench_row, estimate
+from eagle3lab.analysis import bench_row
 from eagle3lab.data.limits import SETTINGS, Limits, plan_sets
 from eagle3lab.data.sources import SETS
 from eagle3lab.draft.aux_layers import default_aux_layers
 from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.engines.sglang.arguments import launch_arguments
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.features.codec import Codec
+from eagle3lab.features.store import FeatureWriter
 from eagle3lab.workbench import estimates, known_sets
 from eagle3lab.workbench.assumptions import read_assumptions
 from eagle3lab.workbench.outlook import chosen_layers, drafter, reckon
@@ -68,18 +71,34 @@ def test_a_planned_drafter_and_recipe_can_be_made(profile, resolved):
         name: getattr(sizes, name)
         for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     }
-    assert set(training["draft_config"]) <= set(own)
     DraftConfig(
         **own, vocab_size=sizes.vocab_size, draft_vocab_size=sizes.draft_vocab_size, aux_layers=layers,
         target_hidden_size=sizes.target_hidden_size, target_num_layers=facts.layers,
     )  # fmt: skip
     names = {field.name for field in fields(Recipe)} & training.keys()
-    Recipe(**{name: training[name] for name in names}, **training["more_recipe"])
-    wanted = estimate.draft_parameters(
-        **own, draft_vocab_size=sizes.draft_vocab_size, target_hidden_size=sizes.target_hidden_size
-    )
-    assert sizes.parameters == wanted
+    assert names == {field.name for field in fields(Recipe)}  # the notebook has every knob
+    Recipe(**{name: training[name] for name in names})
     assert reckon(values, facts).hours < values["doctor"]["limit_hours"]
+
+
+@pytest.mark.parametrize("target_hidden_size", [32, 48])
+def test_the_weights_of_a_drafter_are_those_of_the_network(target_hidden_size):
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "draft_vocab_size": 50, "target_hidden_size": target_hidden_size, "vocab_size": 100,
+    }  # fmt: skip
+    config = DraftConfig(**sizes, aux_layers=(2, 4, 6), target_num_layers=9)
+    draft = Eagle3Draft(config, torch.zeros(100, 32), torch.arange(50))
+    assert estimates.DraftSizes(**sizes, aux_layers=3).parameters == sum(p.numel() for p in draft.parameters())
+
+
+def test_the_bytes_of_a_store_are_those_of_a_real_one(tmp_path):
+    writer = FeatureWriter(tmp_path, {"target": "x"}, [2, 4, 6], 64)
+    for row in range(8):  # 200 tokens each, 50 of them generated
+        writer.add(f"r{row}", range(200), [[150, 200]], torch.ones(200, 3, 64), torch.ones(200, 64))
+    writer.close()
+    written = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert written == pytest.approx(1600 * estimates.bytes_per_token("bf16", 64, 3, 0.25, 100), rel=0.01)
 
 
 @pytest.mark.parametrize("codec", ["float32", "bf16", "fp8", "fp8+bf16", "bf16+fp8", "fp8+top16", "float32+top3"])
@@ -97,7 +116,12 @@ def test_break_even_is_that_of_the_benchmark():
 @planned
 def test_the_servers_shown_are_those_that_are_started(profile, resolved):
     shown = {stage: server_commands(stage, values) for stage, values in resolved[profile].items()}
-    assert [stage for stage, servers in shown.items() if servers] == ["inference", "extraction", "serving"]
+    assert [stage for stage, servers in shown.items() if servers] == [
+        "inference",
+        "extraction",
+        "diagnostics",
+        "serving",
+    ]
 
     def started(stage, **more):
         values = resolved[profile][stage]
@@ -112,5 +136,7 @@ def test_the_servers_shown_are_those_that_are_started(profile, resolved):
     layers = tuple(resolved[profile]["extraction"]["aux_layers"])
     captured = started("extraction", capture_folder="states", aux_layers=layers)
     assert [command for _, command in shown["extraction"]] == [captured]
+    chain = started("diagnostics", draft="DRAFT", num_steps=resolved[profile]["diagnostics"]["num_steps"])
+    assert [command for _, command in shown["diagnostics"]] == [captured, chain]
     chains = [started("serving", draft="DRAFT", num_steps=n) for n in resolved[profile]["serving"]["num_steps"]]
     assert [command for _, command in shown["serving"]] == [started("serving"), *chains]

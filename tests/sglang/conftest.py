@@ -60,8 +60,9 @@ def story_spec(story):
 @pytest.fixture(scope="session")
 def story_engine(story_spec, tmp_path_factory):
     """Starts its servers when they are first asked for: one that captures and generates, and one for each chain and
-    tree."""
+    tree. Those that speculate give the states of a prompt, too."""
     folder = tmp_path_factory.mktemp("engine")
-    spec = replace(story_spec, capture_folder=folder / "capture", aux_layers=tuple(AUX_LAYERS))
+    options = {"capture_folder": folder / "capture", "extra": ("--enable-return-hidden-states",)}
+    spec = replace(story_spec, aux_layers=tuple(AUX_LAYERS), **options)
     with SGLangEngine(spec, end_ids=(), logs=folder, max_servers=3) as engine:
         yield engine

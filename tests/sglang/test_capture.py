@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle3lab.engines.base import Request
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.assemble import RowError
 from eagle3lab.engines.sglang.blocking import generate_all
 from eagle3lab.engines.sglang.capture import (
@@ -25,7 +26,6 @@ from eagle3lab.engines.sglang.capture import (
 )
 from eagle3lab.engines.sglang.capture_files import StoreSpec
 from eagle3lab.engines.sglang.capture_session import CaptureError
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.features.store import FeatureStore, finish_store
 from tests.engines.story import STORY

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from eagle3lab.engines.base import Request
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.engine import SGLangEngine
-from eagle3lab.engines.sglang.errors import ServerGone
 from tests.engines.story import greedy_answers
 from tests.sglang.conftest import ANSWER
 

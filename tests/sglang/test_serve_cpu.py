@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 import torch
 
-from eagle3lab.engines.sglang.process import free_port
+from eagle3lab.engines.servers.process import free_port
 
 pytestmark = pytest.mark.sglang
 

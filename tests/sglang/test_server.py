@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from eagle3lab.draft.aux_layers import layers_sglang_reads, sglang_layer_ids
+from eagle3lab.engines.servers.findings import LaunchRefused
+from eagle3lab.engines.servers.process import ServerStartError, port_is_free
 from eagle3lab.engines.sglang.arguments import launch_arguments, launch_environment
 from eagle3lab.engines.sglang.attach import attach
-from eagle3lab.engines.sglang.findings import LaunchRefused
 from eagle3lab.engines.sglang.guards import on_server
-from eagle3lab.engines.sglang.process import ServerStartError, port_is_free
 from eagle3lab.engines.sglang.release import ArgumentsRefused, check_arguments, installed_release
 from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec

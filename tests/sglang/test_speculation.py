@@ -7,14 +7,16 @@ import pytest
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, disagreements, histogram
 from eagle3lab.analysis.heldout import capture_answers, simulate
+from eagle3lab.analysis.server_states import compare_states
 from eagle3lab.draft.checkpoint import load_draft
 from eagle3lab.engines.base import Request
+from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.servers.findings import LaunchRefused
 from eagle3lab.engines.sglang.blocking import generate_all
 from eagle3lab.engines.sglang.engine import SGLangEngine
-from eagle3lab.engines.sglang.findings import LaunchRefused
 from eagle3lab.engines.sglang.pool import Speculation
 from eagle3lab.engines.sglang.server import SGLangServer
-from tests.engines.story import greedy_answers
+from tests.engines.story import AUX_LAYERS, greedy_answers
 from tests.sglang.conftest import ANSWER, TRAINED_PROMPTS
 
 pytestmark = pytest.mark.sglang
@@ -109,6 +111,20 @@ def test_the_same_drafter_served_with_the_flag_eagle_is_hardly_accepted(wrong_fl
     done = list(generate_all(wrong_flag_server.url, requests[:TRAINED_PROMPTS], **options))
     assert {answer.id: answer.output_ids for answer in done} == {r.id: plain[r.id] for r in requests[:TRAINED_PROMPTS]}
     assert tau(done) < 1.3  # 1.00 on real targets; this one has 128 dimensions, and the embedding alone tells a little
+
+
+def test_the_states_that_a_server_feeds_its_drafter_are_the_embedded_engines(
+    story, story_engine, story_embedded, story_draft, story_prompts
+):
+    url = story_engine.servers.speculating(Speculation(str(story_draft), num_steps=3)).url
+    answers = greedy_answers(story_embedded, story_prompts[:3], ANSWER)
+    same = compare_states(url, story_embedded, list(capture_answers(story_embedded, answers, 1024)))
+    assert same.equal and max(one.error for one in same.layers) < 1e-4
+    again = compare_states(url, story_embedded, list(capture_answers(story_embedded, answers, 1024)))
+    assert again.tokens == same.tokens and again.equal  # the server has these prompts in its prefix cache now
+    earlier = EmbeddedEngine(story, aux_layers=[k - 1 for k in AUX_LAYERS], end_ids=())
+    wrong = compare_states(url, earlier, list(capture_answers(earlier, answers, 1024)))
+    assert [one.nearest_layer for one in wrong.layers] == AUX_LAYERS and set(wrong.facts) == {"layers"}
 
 
 def test_a_server_that_serves_something_else_is_not_asked(story_engine, story_draft, wrong_flag_server, requests):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3lab.workbench.constraints import violations
-from eagle3lab.workbench.layers import LayerError
+from eagle3lab.workbench.layers import LayerError, common_names
 from eagle3lab.workbench.notebooks import NotebookError, check_runnable
 from eagle3lab.workbench.params import (
     CommandLineText,
@@ -119,6 +119,35 @@ def test_files_of_a_profile(lab):
     lab.layer("common", "profile: tiny\n")
     lab.layer("data-prep", "words: 4\n")
     with pytest.raises(LayerError, match="named after no stage.*'data_prep'"):
+        resolve_parameters("data_prep", "tiny")
+
+
+def test_a_profile_stands_on_another_one(lab):
+    lab.layer("data_prep", "lr: 2.0e-3\nsuite: whole\n")
+    lab.layer("inference", "times: 7\n")
+    lab.layer("common", "profile: small\nextends: tiny\nlr: 5.0e-3\n", "small")
+    lab.layer("data_prep", "suite: part\n", "small")
+    found = resolve_parameters("data_prep", "small")
+    # what it says itself, though in common.yaml, goes before what the other one says for the stage
+    assert (found.values["words"], found.values["lr"], found.values["suite"]) == (4, 0.005, "part")
+    assert found.origins["lr"] == "params/small/common.yaml" and found.origins["words"] == "params/tiny/common.yaml"
+    assert found.values["profile"] == "small"
+    assert resolve_parameters("inference", "small").values["times"] == 7
+    assert resolve_parameters("data_prep", "tiny").values["lr"] == 0.002
+    assert common_names("small") == {"profile", "extends", "lr", "words"}
+
+
+def test_a_profile_that_stands_on_nothing_or_on_itself_is_refused(lab):
+    lab.layer("common", "profile: small\nextends: tyni\n", "small")
+    with pytest.raises(LayerError, match="no profile 'tyni'.*did you mean 'tiny'"):
+        resolve_parameters("data_prep", "small")
+    lab.layer("common", "profile: small\nextends: tiny\n", "small")
+    lab.layer("common", "profile: tiny\nextends: small\n")
+    with pytest.raises(LayerError, match="stands on itself: small extends tiny extends small"):
+        resolve_parameters("data_prep", "small")
+    lab.layer("common", "profile: tiny\n")
+    lab.layer("data_prep", "extends: tiny\n")
+    with pytest.raises(ParameterError, match="unknown parameter 'extends'"):
         resolve_parameters("data_prep", "tiny")
 
 

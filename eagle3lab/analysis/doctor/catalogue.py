@@ -25,6 +25,7 @@ PARITY = "simulated = served"
 SERVED_LENGTH = "server accept length"
 SYMPTOMS = (PARITY, SERVED_LENGTH)  # they show that something is wrong, and not what
 RECAPTURED = "features recaptured"
+VLLM = "draft in vLLM"  # tells of a server that may not be the one that was asked: no fact of the ranking
 
 CATALOGUE = (
     Failure(
@@ -33,11 +34,11 @@ CATALOGUE = (
     ),
     Failure(
         "aux layer off by one",
-        ("draft layers", "features layers", RECAPTURED, PARITY), "layers",
+        ("draft layers", VLLM, "features layers", RECAPTURED, PARITY), "layers",
         "A folder that does not say which layers it was trained on cannot be judged; what is served can.",
     ),
-    Failure("draft weights named for another engine, silently dropped", ("draft tensors",), "tensors"),
-    Failure("d2t stored as absolute ids instead of offsets, or missing", ("draft d2t",), "vocabulary map"),
+    Failure("draft weights named for another engine, silently dropped", ("draft tensors", VLLM), "tensors"),
+    Failure("d2t stored as absolute ids instead of offsets, or missing", ("draft d2t", VLLM), "vocabulary map"),
     Failure("lm_head rows in another order than d2t", ("draft head rows",), "vocabulary map"),
     Failure("draft_vocab_size larger than distinct ids", ("draft vocabulary", "draft d2t")),
     Failure(
@@ -45,7 +46,7 @@ CATALOGUE = (
         ("draft embedding", "draft head rows"), "head",
     ),
     Failure("RoPE theta/scaling/max positions different from training", ("draft RoPE", "draft context"), "rope"),
-    Failure("norm flags the engine does not know", ("draft network", "draft options"), "norm"),
+    Failure("norm flags the engine does not know", ("draft network", "draft options", VLLM), "norm"),
     Failure(
         "chat template or system prompt different between data and serving",
         (
@@ -94,7 +95,7 @@ def causes_shown(rows: Iterable[Check]) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in rows:
         cause = by_check.get(row.check)
-        if cause and row.verdict == "fault" and row.check not in SYMPTOMS:
+        if cause and row.verdict == "fault" and row.check not in (*SYMPTOMS, VLLM):
             found.setdefault(cause, f"{row.check}: {row.found}")
     return found
 

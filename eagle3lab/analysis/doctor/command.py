@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--algorithm", help="what the server will be started with; EAGLE3 when left out")
     made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     made.add_argument("--release", default=SERVER.partition("==")[2], help="the SGLang release that serves")
+    made.add_argument("--no-vllm", action="store_true", help="the drafter will not be served with vLLM")
     made.add_argument("--sample", type=int, default=64, help="rows looked at")
     made.add_argument("--trust-remote-code", action="store_true", help="run the code in the target's folder")
     made.add_argument("--json", action="store_true", help="JSON instead of a table")
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 release=options.release,
                 server=options.server,
                 benchmark=options.benchmark,
+                vllm=not options.no_vllm,
                 trust_remote_code=options.trust_remote_code,
                 sample=options.sample,
             )
@@ -93,6 +95,7 @@ def _spec(options: argparse.Namespace, target: Path | None) -> ServerSpec | None
         device=options.device,
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
+        trust_remote_code=options.trust_remote_code,
     )
 
 

@@ -39,7 +39,7 @@ COMMANDS: dict[str, str] = {
     "draft vocabulary": f"{AGAIN} --from extraction -p draft_vocab_size NUMBER",
     **dict.fromkeys(
         ("draft", "draft RoPE", "draft vocabulary as extracted", "draft weights", "draft head rows", "draft embedding",
-         "draft sizes", "draft layers", "draft d2t", "draft tensors"), TRAIN,
+         "draft sizes", "draft layers", "draft d2t", "draft tensors", "draft in vLLM"), TRAIN,
     ),
     **dict.fromkeys(("draft network", "draft options", "draft for its target"), f"{DRAFT} --release RELEASE"),
     "draft context": f"{AGAIN} --from data_prep -p max_prompt_tokens NUMBER",

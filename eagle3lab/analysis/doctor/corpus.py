@@ -67,7 +67,7 @@ def _look(row: Mapping, seen: Seen, vocab_size: int, ends: set[int], opened: lis
     if int(max(ids)) >= vocab_size:
         seen.foreign_ids.append(key)
     last = int(ids[spans[-1][1] - 1])
-    if ends and row["origin"] == "target" and (last in ends) != (row["finish_reason"] == "stop"):
+    if ends and row["origin"] != "reference" and (last in ends) != (row["finish_reason"] == "stop"):
         seen.ends.append(key)
     prompt = [int(i) for i in ids[: spans[0][0]]]
     if opened and not any(prompt[-len(opening) :] == opening for opening in opened):
@@ -98,7 +98,7 @@ def _ends(seen: Seen, end_ids: Collection[int]) -> Check:
 
 def _origins(seen: Seen) -> Check:
     name, expected = "answers of the target", "every answer written by the target"
-    other = seen.rows - seen.origins["target"]
+    other = seen.origins["reference"]
     found = f"{other:,} of {seen.rows:,} answers are not the target's own" if other else f"{seen.rows:,} answers"
     remedy = "let the target answer these prompts (references: none in 02_inference): its own text is what it serves"
     return judged(name, found, expected, "warning" if other else "ok", remedy)

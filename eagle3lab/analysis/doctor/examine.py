@@ -34,8 +34,10 @@ from eagle3lab.draft.target_weights import TargetWeights, read_target_weights
 from eagle3lab.draft.vocab import VocabMap, count_tokens
 from eagle3lab.engines.sglang import draft_guards
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
-from eagle3lab.engines.sglang.model_files import DraftFiles, read_draft, read_target
+from eagle3lab.engines.sglang.model_files import DraftFiles, TargetFacts, read_draft, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
+from eagle3lab.engines.vllm import draft_guards as vllm_guards
+from eagle3lab.engines.vllm.guards import TRIED
 from eagle3lab.features.layout import STORE, read_manifest
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.workbench.files import iter_jsonl, read_json
@@ -51,7 +53,8 @@ class Subject:
     target, prepared, corpus, features, vocab_map, draft: folders and files. aux_layers: hs indices that are meant.
     spec: a server to be launched with `release` of SGLang; server: the URL of one that runs, or what it told.
     benchmark: benchmark.json of 06_serving, or its rows. parity: what 05_diagnostics compared.
-    engine: runs the target, to capture a few rows again. sample: rows of corpus and features that are looked at.
+    vllm: the drafter is to be right behind vLLM too. engine: runs the target, to capture a few rows again.
+    sample: rows of corpus and features that are looked at.
     """
 
     target: Path | None = None
@@ -66,6 +69,7 @@ class Subject:
     server: str | ServerInfo | None = None
     benchmark: Path | Sequence[Mapping] | None = None
     parity: Parity | None = None
+    vllm: bool = True
     engine: Any = None
     trust_remote_code: bool = False
     sample: int = 64
@@ -141,7 +145,7 @@ class _Round:
         s = self.s
         layers = self._layers_meant()
         head = self.weights.head_VH if self.weights else None
-        rows = check_features(s.features, s.corpus, s.target, layers, head, s.sample)
+        rows = check_features(s.features, s.corpus, s.target, layers, head, s.sample, s.trust_remote_code)
         if s.engine is not None and (s.features / STORE).is_file():
             manifest = read_manifest(s.features / STORE)
             some = list(sampled_rows(s.features, manifest, min(4, s.sample)))
@@ -184,7 +188,7 @@ class _Round:
         device = self.s.spec.device if self.s.spec else "cuda"
         network, options = (
             draft_guards.check_architecture(draft, device),
-            draft_guards.check_release(draft, self.s.release),
+            [*draft_guards.check_release(draft, self.s.release), *draft_guards.check_trained_options(draft)],
         )
         return [
             *from_findings("draft network", network, draft.architecture, "one that SGLang knows"),
@@ -210,7 +214,14 @@ class _Round:
                 "draft tensors", tensors, f"{len(draft.tensors)} tensors", "all that are read, and no others"
             ),
             *from_findings("draft context", length, "as long as served", "positions and rows as long as served"),
+            *(self._draft_in_vllm(draft, target) if self.s.vllm else []),
         ]
+
+    def _draft_in_vllm(self, draft: DraftFiles, target: TargetFacts) -> list[Check]:
+        context = self.s.spec.context_length if self.s.spec else None
+        findings = vllm_guards.check_draft(draft, target, context) + vllm_guards.check_release(draft, str(TRIED))
+        found = f"hs{vllm_guards.layers_read(draft, target)}, {len(draft.tensors)} tensors"
+        return from_findings("draft in vLLM", findings, found, f"the same folder right for vLLM {TRIED}")
 
     def _spec(self) -> list[Check]:
         return self._unsaid(check_launch(self.s.spec, self.s.release, self.draft))

@@ -34,15 +34,17 @@ def check_features(
     aux_layers: Sequence[int] | None = None,
     head_VH: torch.Tensor | None = None,
     sample: int = 64,
+    trust_remote_code: bool = False,
 ) -> list[Check]:
-    """All checks of a store's files, of its record, and of a sample of its rows. head_VH: the target's output head."""
+    """All checks of a store's files, of its record, and of a sample of its rows. head_VH: the target's output head;
+    trust_remote_code: its tokenizer may be code in its folder."""
     folder = Path(folder)
     if not (folder / STORE).is_file():
         remedy = "let the extraction end (03_extraction); it goes on from what is there"
         return [Check("features files", f"no {STORE} in {folder}", "a finished store", "fault", remedy)]
     manifest = read_manifest(folder / STORE)
     files = check_shards(folder, manifest)
-    fresh = guarded("features fresh", FRESH, AFRESH, lambda: check_fresh(manifest, corpus, target))
+    fresh = guarded("features fresh", FRESH, AFRESH, lambda: check_fresh(manifest, corpus, target, trust_remote_code))
     rows = [files, *fresh, check_store_layers(manifest, aux_layers)]
     if files.verdict == "fault":
         return rows
@@ -60,13 +62,15 @@ def check_shards(folder: Path, manifest: dict) -> Check:
     return judged("features files", found, "all shards whole", "fault" if bad else "ok", EXTRACT)
 
 
-def check_fresh(manifest: dict, corpus: str | Path | None = None, target: str | Path | None = None) -> Check:
+def check_fresh(
+    manifest: dict, corpus: str | Path | None = None, target: str | Path | None = None, trust_remote_code: bool = False
+) -> Check:
     """The store was made from this corpus, target and tokenizer."""
     name, known, now = "features fresh", manifest["fingerprint"], {}
     if corpus is not None:
         now["corpus"] = corpus_summary(corpus)["fingerprint"]
     if target is not None:
-        now |= target_fingerprint(target)
+        now |= target_fingerprint(target, trust_remote_code=trust_remote_code)
     compared = [field for field in now if field in known]
     if not compared:
         return Check(name, "nothing to compare with", FRESH, "not checked", "give the corpus and the target")

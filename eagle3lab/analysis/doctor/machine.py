@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes, human_hours
-from eagle3lab.engines.sglang.process import leftover_servers
+from eagle3lab.engines.servers.process import leftover_servers
 
 KEY_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "papermill")
 TIGHT = 0.8  # share of a resource above which its use is called tight

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from eagle3lab.engines.sglang.findings import Finding
+from eagle3lab.engines.servers.findings import Finding
 
 Verdict = Literal["ok", "warning", "fault", "not checked"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "warning", "fault", "not checked")

@@ -7,8 +7,8 @@ from typing import Any
 from eagle3lab.analysis.doctor.report import Check, from_findings, judged
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.fingerprint import tokenizer_digest
+from eagle3lab.engines.servers.findings import Finding, warning
 from eagle3lab.engines.sglang.attach import ServerInfo
-from eagle3lab.engines.sglang.findings import Finding, warning
 from eagle3lab.engines.sglang.guards import before_launch, check_algorithm, check_speculation, on_server
 from eagle3lab.engines.sglang.model_files import DraftFiles, is_local
 from eagle3lab.engines.sglang.spec import ServerSpec
@@ -45,7 +45,7 @@ def check_server(
         rows += _tree("server chain or tree", (info.num_steps, info.topk, info.num_draft_tokens))
         rows.append(check_load("server load", info.max_running_requests, info.num_draft_tokens))
     rows += [check_served_length(info), _same_drafter(info, draft), _same_target(info, target)]
-    rows.append(_same_template(info, tokenizer))
+    rows.append(_same_template(info, target, tokenizer))
     said = {row.found for row in rows}
     others = [finding for finding in on_server(info) if finding.text not in said]
     return rows + from_findings("server guards", others, f"SGLang {info.version} at {info.url}", "nothing wrong")
@@ -139,7 +139,7 @@ def _same_target(info: ServerInfo, target: str | Path | None) -> Check:
     return judged(name, words, expected, verdict, remedy)
 
 
-def _same_template(info: ServerInfo, tokenizer: Any) -> Check:
+def _same_template(info: ServerInfo, target: str | Path | None, tokenizer: Any) -> Check:
     name, expected = "server template", "the chat template of the data"
     own = info.arguments.get("chat_template")
     if own:
@@ -152,7 +152,14 @@ def _same_template(info: ServerInfo, tokenizer: Any) -> Check:
         )
     from eagle3lab.data.chat import load_tokenizer
 
-    same = tokenizer_digest(load_tokenizer(path)) == tokenizer_digest(tokenizer)
+    if target is not None and Path(path).resolve() == Path(target).resolve():
+        same = True  # the folder that `tokenizer` was read from, perhaps with code of its own
+    else:
+        try:
+            same = tokenizer_digest(load_tokenizer(path)) == tokenizer_digest(tokenizer)
+        except (OSError, ValueError, ImportError) as error:
+            remedy = "serve the target with the tokenizer in its own folder; code in another folder is not run here"
+            return Check(name, f"tokenizer {path}: {str(error).splitlines()[0]}", expected, "not checked", remedy)
     remedy = "start the server with the tokenizer folder that the data was prepared with"
     return judged(
         name,

@@ -15,7 +15,7 @@ NO_LIMIT_S = 7 * 24 * 3600.0  # the dispatcher ends what takes longer than its p
 
 
 class Backend(Protocol):
-    """A server, used within `async with`. `generate` raises the errors of `engines.sglang.errors`: RequestRefused
+    """A server, used within `async with`. `generate` raises the errors of `engines.servers.errors`: RequestRefused
     (the row will never run), ServerGone (no connection, or lost), anything else counts as a failed try. `alive`
     tells whether the server can be reached; it never raises."""
 

@@ -20,7 +20,7 @@ from eagle3lab.engines.dispatch.servers import Pool, Server
 from eagle3lab.engines.dispatch.tally import Tally
 from eagle3lab.engines.dispatch.view import View, ViewClock, view_of
 from eagle3lab.engines.dispatch.work import Row, Sampling, Waiting, Work, survey
-from eagle3lab.engines.sglang.errors import RequestRefused, ServerGone
+from eagle3lab.engines.servers.errors import RequestRefused, ServerGone
 
 LONGEST_SLEEP_S = 1.0  # between two looks at pauses, deadlines and the disk
 ALONE_TRIES = 2

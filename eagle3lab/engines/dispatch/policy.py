@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eagle3lab.engines.sglang.errors import ServerError
+from eagle3lab.engines.servers.errors import ServerError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from eagle3lab.engines.dispatch.journal import Journal
 from eagle3lab.engines.dispatch.policy import Policy
 from eagle3lab.engines.dispatch.view import View
 from eagle3lab.engines.dispatch.work import Sampling, Work
-from eagle3lab.engines.sglang.blocking import iterate_in_thread
+from eagle3lab.engines.servers.threads import iterate_in_thread
 
 
 def dispatch(

@@ -12,11 +12,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from eagle3lab.draft.aux_layers import are_default, default_aux_layers, sglang_layer_ids
+from eagle3lab.engines.servers.launched import HOST
 from eagle3lab.engines.sglang.model_files import TargetFacts, is_local, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 
 GRAPHS_PER_PHASE_SINCE = Version("0.5.14")
-HOST = "127.0.0.1"
 CPU_KERNELS = Path(__file__).resolve().parents[3] / "sglang_cpu"  # holds the package sgl_kernel for CPUs
 
 # What a CPU server needs. `intel_amx` must be named for prefill and decode one by one: as the one backend of all it is

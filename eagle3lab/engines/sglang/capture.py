@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -20,15 +21,15 @@ import torch
 from safetensors.torch import load_file
 
 from eagle3lab.engines.base import Features
+from eagle3lab.engines.servers.bounded import bounded
+from eagle3lab.engines.servers.errors import RequestRefused, ServerFault
+from eagle3lab.engines.servers.threads import iterate_in_thread
 from eagle3lab.engines.sglang.assemble import RowError, ids_checksum
 from eagle3lab.engines.sglang.attach import server_info
-from eagle3lab.engines.sglang.blocking import iterate_in_thread
-from eagle3lab.engines.sglang.bounded import bounded
 from eagle3lab.engines.sglang.capture_files import FOLDER_VARIABLE, StoreSpec
 from eagle3lab.engines.sglang.capture_session import POLL_S, CaptureError, CaptureSession, check_capturing
 from eagle3lab.engines.sglang.capture_sinks import states_file
 from eagle3lab.engines.sglang.client import Client
-from eagle3lab.engines.sglang.errors import RequestRefused, ServerFault
 from eagle3lab.features.checks import NonFiniteStateError
 from eagle3lab.features.codec import Codec
 from eagle3lab.features.layout import read_index, read_parts, shard_is_whole
@@ -215,22 +216,23 @@ def capture_json(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(id, aux_TE float32) of (id, input_ids) rows from the server's own answers: slow, for checks.
 
-    The server needs --enable-return-aux-hidden-states and must prefill a row in one piece. Raises RowError for a row of
-    which it gave only a part, errors of `Client.prefill` otherwise.
+    The server needs --enable-return-aux-hidden-states (or, when it speculates with EAGLE3, which feeds its drafter the
+    same states, --enable-return-hidden-states) and must prefill a row in one piece. Raises RowError for a row of which
+    it gave only a part, errors of `Client.prefill` otherwise.
     """
 
     async def fetch(client, row):
         row_id, input_ids = row
-        answer = await client.prefill(row_id, input_ids, return_hidden_states=True)
+        # a key of its own: a prompt found in the server's prefix cache would lack the states of its cached tokens
+        answer = await client.prefill(row_id, input_ids, return_hidden_states=True, extra_key=secrets.token_hex(8))
         given = answer["meta_info"].get("hidden_states")
         if not given:
-            raise RowError(f"row {row_id!r}: no hidden states; start the server with --enable-return-aux-hidden-states")
+            raise RowError(f"row {row_id!r}: no hidden states; start the server with a flag that returns them")
         aux_TE = torch.tensor(given[0], dtype=torch.float32)
         if aux_TE.dim() != 2 or aux_TE.shape[0] != len(input_ids):
             raise RowError(
                 f"row {row_id!r}: states of {tuple(aux_TE.shape)} for {len(input_ids)} tokens; the server's JSON holds "
-                "only the last piece of a chunked prefill and nothing of its prefix cache: start it with a larger "
-                "--chunked-prefill-size and --disable-radix-cache"
+                "only the last piece of a chunked prefill: start it with a larger --chunked-prefill-size"
             )
         return row_id, aux_TE
 

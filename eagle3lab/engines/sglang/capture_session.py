@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from eagle3lab.draft.aux_layers import layers_sglang_reads
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.capture_files import (
     CaptureFolder,
@@ -18,7 +19,6 @@ from eagle3lab.engines.sglang.capture_files import (
     StoreSpec,
     take_lock,
 )
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.engines.sglang.model_files import is_local, read_target
 
 POLL_S = 0.02

@@ -11,8 +11,8 @@ import numpy as np
 from packaging.version import Version
 
 from eagle3lab.draft.engine_support import FIRST_RELEASE
+from eagle3lab.engines.servers.findings import Finding, fault, warning
 from eagle3lab.engines.sglang.draft_tensors import LLAMA_DRAFT, MLA_DRAFT, compare_tensors
-from eagle3lab.engines.sglang.findings import Finding, fault, warning
 from eagle3lab.engines.sglang.model_files import DraftFiles, TargetFacts
 
 EXPORT_AGAIN = "export the drafter again for this target, or mend its folder"
@@ -28,6 +28,7 @@ def check_draft(
         *check_layers(draft, target),
         *check_vocabulary(draft, target),
         *check_tensors(draft, target),
+        *check_trained_options(draft),
         *check_context(draft, target, context),
     ]
 
@@ -49,6 +50,17 @@ def check_architecture(draft: DraftFiles, device: str = "cuda") -> list[Finding]
     return findings
 
 
+def check_trained_options(draft: DraftFiles) -> list[Finding]:
+    """Switches of the network in config.json against those it was trained with, where training.json says them."""
+    trained, findings = draft.training.get("draft_config"), []
+    for option in ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc") if trained else ():
+        served = draft.config.get(option) or draft.eagle_config.get(option)
+        if bool(served) != bool(trained.get(option)):
+            text = f"{option} is {'on' if served else 'off'} in config.json, the drafter was trained with it "
+            findings.append(fault(text + ("off" if served else "on"), EXPORT_AGAIN))
+    return findings
+
+
 def check_release(draft: DraftFiles, version: str) -> list[Finding]:
     """Options of EAGLE-3.1 that this release of SGLang would leave out without a word."""
     findings = []
@@ -62,6 +74,10 @@ def check_release(draft: DraftFiles, version: str) -> list[Finding]:
 
 def check_sizes(draft: DraftFiles, target: TargetFacts) -> list[Finding]:
     """Hidden size and vocabulary of the drafter against those of the target."""
+    unsaid = [name for name in ("hidden_size", "vocab_size") if not draft.config.get(name)]
+    if unsaid:
+        text = f"config.json names no {' and no '.join(unsaid)} where SGLang looks (speculators nests them)"
+        return [fault(text, "convert the drafter: its sizes stand at the top level")]
     findings = []
     if draft.target_hidden_size != target.hidden_size:
         text = f"the drafter takes states of width {draft.target_hidden_size}, the target's have {target.hidden_size}"
@@ -149,17 +165,18 @@ def check_tensors(draft: DraftFiles, target: TargetFacts) -> list[Finding]:
         return [fault(f"{draft.folder / 'config.json'} does not say {error}", EXPORT_AGAIN)]
     findings = []
     if missing:
-        text = f"the server would start with random values for {_some(missing)}, without a word"
+        text = f"the server would start with random values for {some(missing)}, without a word"
         findings.append(fault(text, "the drafter's folder lacks them: were they named for another engine?"))
     if ignored:
-        text = f"the server would drop {_some(ignored)}, without a word"
+        text = f"the server would drop {some(ignored)}, without a word"
         findings.append(fault(text, "they were trained and would not be used: were they named for another engine?"))
     if wrong:
-        findings.append(fault(f"shapes that the server cannot load: {_some(wrong)}", EXPORT_AGAIN))
+        findings.append(fault(f"shapes that the server cannot load: {some(wrong)}", EXPORT_AGAIN))
     return findings
 
 
-def _some(names: Sequence[str], most: int = 4) -> str:
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines.base import Completion, ContextError, Features, Request, check_request, check_tokens
+from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.blocking import generate_all
 from eagle3lab.engines.sglang.capture import capture_states
-from eagle3lab.engines.sglang.errors import ServerGone
 from eagle3lab.engines.sglang.model_files import is_local, read_target
 from eagle3lab.engines.sglang.pool import ForeignServer, OwnServers, Running, Speculation
 from eagle3lab.engines.sglang.server import PYTHON

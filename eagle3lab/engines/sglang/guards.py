@@ -5,9 +5,9 @@ from __future__ import annotations
 from packaging.version import Version
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers, sglang_layer_ids
+from eagle3lab.engines.servers.findings import Finding, fault, warning
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.draft_guards import check_draft, check_release
-from eagle3lab.engines.sglang.findings import Finding, fault, warning
 from eagle3lab.engines.sglang.model_files import (
     DraftFiles,
     ModelFilesError,

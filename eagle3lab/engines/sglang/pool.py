@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from eagle3lab.draft.aux_layers import layers_sglang_reads
+from eagle3lab.engines.servers.errors import ServerGone
+from eagle3lab.engines.servers.findings import LaunchRefused, faults
+from eagle3lab.engines.servers.kept import KeptServers
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
-from eagle3lab.engines.sglang.errors import ServerGone
-from eagle3lab.engines.sglang.findings import LaunchRefused, faults
 from eagle3lab.engines.sglang.guards import on_server
 from eagle3lab.engines.sglang.model_files import is_local, read_target
 from eagle3lab.engines.sglang.server import SGLangServer
@@ -43,75 +42,44 @@ class Running(Protocol):
 
 
 class OwnServers:
-    """Servers of one specification, each started at its first use and kept for the next.
-
-    max_servers: run at most so many at a time; the one that was used longest ago is ended for a new one, so do not
-    begin with a second kind while answers of the first are still on their way. logs: folder of their logs.
-    """
+    """Servers of one specification, each started at its first use and kept for the next. python: their interpreter.
+    logs, max_servers: as `KeptServers`."""
 
     def __init__(self, spec: ServerSpec, aux_layers, python: str | Path, logs: str | Path | None, max_servers: int):
-        if max_servers < 1:
-            raise ValueError(f"max_servers={max_servers}, at least 1 is needed")
-        self.spec, self.python, self.logs, self.max_servers = spec, python, logs, max_servers
+        self.spec = spec
         self.aux_layers = aux_layers if aux_layers is not None else spec.aux_layers
-        self._running: OrderedDict[ServerSpec, SGLangServer] = OrderedDict()
-        self._scratch: tempfile.TemporaryDirectory | None = None
-        self._started = 0
+        self._kept = KeptServers(lambda spec, log: SGLangServer(spec, python, log), logs, max_servers)
 
     def plain(self) -> SGLangServer:
         """A server without a drafter (the capturing one, when the specification captures)."""
         spec = self.spec
-        return self._run(replace(spec, draft=None, algorithm=None) if spec.draft else spec)
+        return self._kept.run(replace(spec, draft=None, algorithm=None) if spec.draft else spec)
 
     def speculating(self, wanted: Speculation) -> SGLangServer:
         """A server with this drafter. Raises LaunchRefused for one that does not fit the target."""
         tokens = wanted.draft_tokens if wanted.topk == 1 else wanted.num_draft_tokens  # a tree must say it
         shape = {"num_steps": wanted.num_steps, "topk": wanted.topk, "num_draft_tokens": tokens}
-        return self._run(replace(self._uncaptured(), draft=os.path.abspath(wanted.draft), algorithm=None, **shape))
+        return self._kept.run(replace(self._uncaptured(), draft=os.path.abspath(wanted.draft), algorithm=None, **shape))
 
     def capturing(self) -> tuple[SGLangServer, str]:
         """A server that captures, and its capture folder."""
         spec = self.spec
         if spec.capture_folder is None:
-            if self._scratch is None:
-                self._scratch = tempfile.TemporaryDirectory(prefix="eagle3lab-capture-")
+            folder = self._kept.scratch()
             layers = None if self.aux_layers is None else tuple(self.aux_layers)
-            spec = replace(
-                spec, draft=None, algorithm=None, capture_folder=self._scratch.name, aux_layers=layers, return_aux=False
-            )
-        return self._run(spec), spec.capture_folder
+            spec = replace(spec, draft=None, algorithm=None, capture_folder=folder, aux_layers=layers, return_aux=False)
+        return self._kept.run(spec), spec.capture_folder
 
     def told(self, server: Running, gone: ServerGone) -> ServerGone:
         """The error with the end of the server's log, when it was ours and is dead: the next call starts a new one."""
-        if not isinstance(server, SGLangServer) or server.alive():
-            return gone
-        text = f"{gone}\nthe server has ended (log {server.log}); ask again for what is missing, a new one is started"
-        return ServerGone(text, gone.url, gone.row_id)
+        return self._kept.told(server, gone)
 
     def close(self) -> None:
         """Ends all servers."""
-        while self._running:
-            self._running.popitem()[1].stop()
-        if self._scratch is not None:
-            self._scratch.cleanup()
-            self._scratch = None
+        self._kept.close()
 
     def _uncaptured(self) -> ServerSpec:
         return replace(self.spec, draft=None, algorithm=None, capture_folder=None, return_aux=False, aux_layers=None)
-
-    def _run(self, spec: ServerSpec) -> SGLangServer:
-        server = self._running.pop(spec, None)
-        if server is not None and not server.alive():
-            server.stop()  # what is left of its processes
-            server = None
-        if server is None:
-            while len(self._running) >= self.max_servers:
-                self._running.popitem(last=False)[1].stop()
-            self._started += 1
-            log = Path(self.logs) / f"server-{os.getpid()}-{self._started}.log" if self.logs else None
-            server = SGLangServer(spec, self.python, log).start()
-        self._running[spec] = server
-        return server
 
 
 class ForeignServer:

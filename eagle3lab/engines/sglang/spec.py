@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
-DEVICES = ("cuda", "cpu")
+from eagle3lab.engines.servers.spec import DEVICES, DTYPES, SpecError, checked_layers, checked_words
+
 NEED_DRAFT = ("EAGLE3", "STANDALONE", "DFLASH")  # EAGLE without one is the target's own MTP head
-
-
-class SpecError(ValueError):
-    """A server specification that contradicts itself. The message names the parameter."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +48,9 @@ class ServerSpec:
             value = getattr(self, name)
             if value is not None:
                 self._set(name, str(value))
-        if isinstance(self.extra, str):
-            raise SpecError(f"extra={self.extra!r} is one text: give a list, one flag or value each")
-        self._set("extra", tuple(map(str, self.extra)))
+        self._set("extra", checked_words(self.extra))
         if self.aux_layers is not None:
-            self._set("aux_layers", _layers(self.aux_layers))
+            self._set("aux_layers", checked_layers(self.aux_layers))
         if self.algorithm is not None:
             self._set("algorithm", self.algorithm.upper())
         self._check_values()
@@ -110,10 +103,3 @@ class ServerSpec:
             raise SpecError(f"algorithm={self.algorithm!r} needs a draft (a drafter's folder)")
         if self.draft and self.algorithm == "NGRAM":
             raise SpecError("algorithm='NGRAM' has no drafter: leave out draft")
-
-
-def _layers(values: Iterable[int]) -> tuple[int, ...]:
-    layers = tuple(values)
-    if not layers or any(not isinstance(k, int) or isinstance(k, bool) or k < 0 for k in layers):
-        raise SpecError(f"aux_layers={layers} must be hs indices: at least one whole number, none below 0")
-    return layers

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from eagle3lab.engines.servers.verifications import CountsDisagree
+
 # newest name first
 _NAMES = {
     "verifications": ("spec_verify_ct",),
@@ -20,10 +22,6 @@ _NAMES = {
     "accept_rate": ("spec_accept_rate",),
     "histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
 }
-
-
-class CountsDisagree(ValueError):
-    """Two numbers of one answer that cannot both be true."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +65,6 @@ def accepts_in_order(
     if histogram is not None:
         _check_histogram(accepted, histogram)
     return accepted
-
-
-def cut_to_answer(accepted: Sequence[int], n_output: int) -> list[int]:
-    """Drafts accepted by each verification of an answer of which only the first `n_output` tokens are kept.
-
-    The verification that reaches past the end keeps what it committed before it, the last token as its bonus token.
-    Raises CountsDisagree when the verifications do not reach the end.
-    """
-    kept, left = [], n_output - 1
-    for drafts in accepted:
-        if left == 0:
-            break
-        committed = min(drafts + 1, left)
-        kept.append(committed - 1)
-        left -= committed
-    if left:
-        raise CountsDisagree(
-            f"{len(accepted)} verifications accepting {sum(accepted)} drafts end {left} tokens before the answer of "
-            f"{n_output}"
-        )
-    return kept
 
 
 def _check_histogram(accepted: list[int], histogram: Sequence[int]) -> None:

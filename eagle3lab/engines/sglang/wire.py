@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3lab.engines.base import NonFiniteError, Request, SpecCompletion
-from eagle3lab.engines.sglang.errors import BadAnswer, ContextRefused, RequestRefused
-from eagle3lab.engines.sglang.stats import SpecStats, accepts_in_order, cut_to_answer
+from eagle3lab.engines.servers.errors import BadAnswer, ContextRefused
+from eagle3lab.engines.servers.verifications import cut_to_answer
+from eagle3lab.engines.sglang.stats import SpecStats, accepts_in_order
 
 _NAN_MARK = "NaN happened"  # what the server says it "matched" when a token id was none
-_CONTEXT_WORDS = ("context length", "maximum allowed length", "longer than the model", "memory budget")
+CONTEXT_WORDS = ("context length", "maximum allowed length", "longer than the model", "memory budget")
 
 
 @dataclass
@@ -66,12 +67,6 @@ def finish_of(answer: Any, row_id: str) -> Finish | None:
     if not isinstance(reason, dict) or not isinstance(reason.get("type"), str):
         raise BadAnswer(f"row {row_id!r}: finish_reason {str(reason)[:200]} is not understood", row_id=row_id)
     return Finish(reason["type"], reason.get("matched"), str(reason.get("message") or ""), reason.get("status_code"))
-
-
-def refusal(request: Request, status: int, text: str, url: str) -> RequestRefused:
-    """The error for a request that the server will not run, with the server's own words."""
-    kind = ContextRefused if any(words in text for words in _CONTEXT_WORDS) else RequestRefused
-    return kind(f"row {request.id!r}: {url} refuses it ({status}): {text.strip()[:1000]}", url, request.id)
 
 
 def stopped_by_own_end(request: Request, answer: dict, finish: Finish, end_ids: Collection[int]) -> bool:

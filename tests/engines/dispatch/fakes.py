@@ -11,7 +11,7 @@ from eagle3lab.engines.dispatch.journal import Journal, read_answers
 from eagle3lab.engines.dispatch.policy import Policy
 from eagle3lab.engines.dispatch.run import dispatch
 from eagle3lab.engines.dispatch.work import Partition, Work
-from eagle3lab.engines.sglang.errors import ServerGone
+from eagle3lab.engines.servers.errors import ServerGone
 
 PARTITION = Partition("short", concurrency=8, max_tokens=64, timeout_s=5.0)
 QUICK = Policy(retries=2, pause_s=0.001, probe_s=0.005, longest_probe_s=0.02, deadline_s=20.0, pilot=2)

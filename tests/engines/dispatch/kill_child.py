@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from eagle3lab.engines.sglang.errors import RequestRefused
+from eagle3lab.engines.servers.errors import RequestRefused
 from tests.engines.dispatch.fakes import FakeServer, run, work
 
 POISON = {"a-5", "b-17"}

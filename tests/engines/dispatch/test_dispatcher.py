@@ -9,7 +9,7 @@ from eagle3lab.engines.dispatch.journal import read_set_aside
 from eagle3lab.engines.dispatch.policy import GaveUp, Policy
 from eagle3lab.engines.dispatch.run import dispatch
 from eagle3lab.engines.dispatch.work import Partition, Sampling, Work, WorkError
-from eagle3lab.engines.sglang.errors import ContextRefused, RequestRefused, ServerFault, ServerGone
+from eagle3lab.engines.servers.errors import ContextRefused, RequestRefused, ServerFault, ServerGone
 from tests.engines.dispatch.fakes import PARTITION, QUICK, FakeServer, answers, aside, expected, run, work
 
 

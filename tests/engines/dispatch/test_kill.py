@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eagle3lab.engines.dispatch import journal as journal_module
 from eagle3lab.engines.dispatch.journal import Journal
-from eagle3lab.engines.sglang.errors import RequestRefused
+from eagle3lab.engines.servers.errors import RequestRefused
 from tests.engines.dispatch.fakes import FakeServer, answers, aside, expected, run, work
 from tests.engines.dispatch.kill_child import POISON, works
 

@@ -13,7 +13,7 @@ from eagle3lab.engines.dispatch.tally import Tally
 from eagle3lab.engines.dispatch.timeleft import TimeLeft
 from eagle3lab.engines.dispatch.view import ServerView, ViewClock, spoken, view_of
 from eagle3lab.engines.dispatch.work import Partition, Prompts, Work
-from eagle3lab.engines.sglang.errors import RequestRefused
+from eagle3lab.engines.servers.errors import RequestRefused
 from tests.engines.dispatch.fakes import QUICK, FakeServer, answer_to, answers, run, work
 
 PART = Partition("short", 8, 64)

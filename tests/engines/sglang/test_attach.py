@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from eagle3lab.engines.servers.errors import BadAnswer, ServerFault, ServerGone
+from eagle3lab.engines.servers.process import free_port
 from eagle3lab.engines.sglang.attach import AttachedServer, attach, server_info
-from eagle3lab.engines.sglang.errors import BadAnswer, ServerFault, ServerGone
-from eagle3lab.engines.sglang.process import free_port
 
 ARGUMENTS = {
     "version": "0.5.23", "model_path": "/models/m", "speculative_algorithm": "EAGLE3", "dtype": "float32",

@@ -8,9 +8,11 @@ import torch
 
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.model import DraftConfig, Eagle3Draft
+from eagle3lab.engines.servers.findings import faults
 from eagle3lab.engines.sglang.attach import parse_server_info
-from eagle3lab.engines.sglang.findings import faults
+from eagle3lab.engines.sglang.draft_guards import check_sizes
 from eagle3lab.engines.sglang.guards import before_launch, check_speculation, on_server, tree_capacity
+from eagle3lab.engines.sglang.model_files import read_draft, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 from tests.engines.sglang.drafters import CONTEXT, IDS_W, H, V, W, good_tensors, with_ids, write_draft, write_target
 
@@ -113,6 +115,15 @@ def test_another_hidden_size_of_the_target(tmp_path):
 def test_another_vocabulary_of_the_target(tmp_path):
     target = write_target(tmp_path / "target", vocab_size=70)
     assert "64 ids, the target has 70" in only(found(target, write_draft(tmp_path / "draft")), "fault")
+
+
+def test_sizes_that_stand_elsewhere_are_not_taken_for_another_target(tmp_path):
+    """As speculators writes them: inside transformer_layer_config."""
+    nested = {"transformer_layer_config": {"hidden_size": H}}
+    draft = write_draft(tmp_path / "draft", drop=("hidden_size", "vocab_size"), **nested)
+    (unsaid,) = check_sizes(read_draft(draft), read_target(write_target(tmp_path / "target")))
+    assert unsaid.text.startswith("config.json names no hidden_size and no vocab_size") and unsaid.level == "fault"
+    assert unsaid.remedy.startswith("convert the drafter")
 
 
 def test_a_narrower_drafter_needs_an_embedding_of_its_own(tmp_path):

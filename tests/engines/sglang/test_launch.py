@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from eagle3lab.engines.servers.findings import LaunchRefused
+from eagle3lab.engines.servers.process import ServerStartError
 from eagle3lab.engines.sglang import server as server_module
-from eagle3lab.engines.sglang.findings import LaunchRefused
-from eagle3lab.engines.sglang.process import ServerStartError
 from eagle3lab.engines.sglang.release import Release, ServerPythonError
 from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec

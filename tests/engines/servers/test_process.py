@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from eagle3lab.analysis.doctor import check_leftover_servers
-from eagle3lab.engines.sglang.attach import answer
-from eagle3lab.engines.sglang.process import (
+from eagle3lab.engines.servers.http import answer
+from eagle3lab.engines.servers.process import (
     SERVER_VARIABLE,
     ServerProcess,
     ServerStartError,
@@ -154,7 +154,7 @@ def test_a_server_is_marked_by_its_owner(server):
 
 OWNER = """
 import os, signal, sys
-from eagle3lab.engines.sglang.process import ServerProcess, free_port
+from eagle3lab.engines.servers.process import ServerProcess, free_port
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -204,6 +204,7 @@ def test_an_interrupt_while_it_loads_ends_it(tmp_path):
         assert members_of(group) == []
 
 
+@pytest.mark.xdist_group("smoke_chain")  # never beside the test that no server is left over
 def test_a_server_whose_owner_was_killed_is_found_as_a_leftover(tmp_path):
     with owner_of_a_loading_server(tmp_path / "log", "has a child") as (owner, group):
         wait_for(lambda: len(members_of(group)) == 2)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from eagle3lab.engines.sglang.attach import answer
-from eagle3lab.engines.sglang.errors import ServerError, ServerGone
+from eagle3lab.engines.servers.errors import ServerError, ServerGone
+from eagle3lab.engines.servers.http import answer
 
 SERVER_VARIABLE = "EAGLE3LAB_SERVER"
 PATIENCE_S = 15.0  # between SIGTERM and SIGKILL; an idle SGLang server takes about five seconds

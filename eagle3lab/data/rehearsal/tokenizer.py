@@ -2,10 +2,10 @@
 
 No registry carries the real vocabulary: below 163584 the ids are bytes and a few longer pieces. The template is
 written from the published behaviour: everything up to the last answer without tool calls has an empty think block.
+This file is copied into the target's folder, as Kimi's tokenizer lies in its own: it imports nothing of the package.
 """
 
-import json
-import shutil
+import base64
 from pathlib import Path
 
 from transformers import AddedToken, PreTrainedTokenizer
@@ -19,7 +19,7 @@ NOT_SPECIAL = {
     163598: "<|tool_call_argument_begin|>", 163599: "<|tool_call_end|>", 163606: "<think>", 163607: "</think>",
 }  # fmt: skip
 END, THINK, END_THINK = 163586, 163606, 163607
-# pieces that would run across a careless border, and a few ordinary ones
+# after the 256 bytes: pieces that would run across a careless border, and a few ordinary ones
 PIECES = [b"\n\n", b"  ", b" the", b"ing", b". ", b"```", b"</", b">\n", b"\xe6\x97\xa5"]
 
 TEMPLATE = """
@@ -60,11 +60,12 @@ TEMPLATE = """
 class KimiStandIn(PreTrainedTokenizer):
     """Longest piece first, over the bytes of the text; a token is written as its bytes in Latin-1."""
 
-    vocab_files_names = {}
+    vocab_files_names = {"vocab_file": "tiktoken.model"}  # a piece in base64 and its id, a line each
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(self, **kwargs):
-        pieces = [bytes([b]) for b in range(256)] + PIECES
+    def __init__(self, vocab_file=None, **kwargs):
+        lines = Path(vocab_file).read_text().splitlines() if vocab_file else []
+        pieces = [base64.b64decode(line.split()[0]) for line in lines] or [bytes([b]) for b in range(256)] + PIECES
         self._ids = {piece.decode("latin-1"): i for i, piece in enumerate(pieces)}
         self._pieces = {i: piece for piece, i in self._ids.items()}
         self._longest = max(map(len, self._ids))
@@ -107,15 +108,3 @@ class KimiStandIn(PreTrainedTokenizer):
 
     def save_vocabulary(self, save_directory, filename_prefix=None):
         return ()
-
-
-def write_target(folder: Path) -> Path:
-    """A target folder as Kimi's is: the tokenizer is code in it, and the model's end is not the tokenizer's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(__file__, folder / "tokenization_stand_in.py")
-    config = {"tokenizer_class": "KimiStandIn", "chat_template": TEMPLATE}
-    config["auto_map"] = {"AutoTokenizer": ["tokenization_stand_in.KimiStandIn", None]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k25", "eos_token_id": END}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-    return folder

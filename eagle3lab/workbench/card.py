@@ -1,0 +1,108 @@
+"""The records behind a drafter's model card, and the folder with it that a model hub takes.
+
+The card is written from finished runs when it is asked for: the training run, what that was made from, and what was
+measured with its drafter since. No run folder is touched, so a card can be written anew whenever more is known.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .artefacts import gone_files
+from .card_text import CardFacts, card_text
+from .files import atomic_folder, read_json
+from .lineage import UpstreamError, UpstreamRun, ancestors, finished_run
+from .records import OK, all_records, newest, read_record
+from .root import from_root
+
+CARD = "README.md"
+_MEASURE = ("diagnostics", "serving", "scaling")  # stages that look at a drafter
+
+
+@dataclass(frozen=True)
+class Given:
+    """What no record says, for the front matter: the drafter's licence, and the hub name of a target that was a local
+    folder."""
+
+    license: str = "unknown"
+    base_model: str | None = None
+
+
+def training_run(named: str, runs_dir: str | Path = "runs") -> UpstreamRun:
+    """The finished training run of that id, or the newest one of the profile of that name.
+
+    UpstreamError when there is none.
+    """
+    folder = from_root(runs_dir)
+    if read_record(folder / named) is None and (record := newest(all_records(folder), "training", named, OK)):
+        named = record["run_id"]
+    return finished_run("training", named, folder)
+
+
+def card(run: UpstreamRun, given: Given = Given()) -> str:
+    """The model card of a training run's drafter, Markdown with a hub's front matter.
+
+    ArtefactError when the drafter's files are no longer those that the run wrote.
+    """
+    draft = run.artefact("draft")
+    runs_dir, runs = run.folder.parent, {"training": run}
+    for stage, run_id in ancestors(run.record, runs_dir).items():
+        if read_record(runs_dir / run_id) is not None and not gone_files(runs_dir / run_id):
+            runs[stage] = UpstreamRun(stage, run_id, runs_dir / run_id)
+    records = [record for record in all_records(runs_dir) if record["state"] == OK and _of(record, run.id)]
+    for record in records:  # oldest first: the newest of a stage stays
+        if not gone_files(runs_dir / record["run_id"]):
+            runs[record["stage"]] = UpstreamRun(record["stage"], record["run_id"], runs_dir / record["run_id"])
+    facts = CardFacts(
+        target=run.record["parameters"]["target"]["value"],
+        license=given.license,
+        base_model=given.base_model or _hub_name(run.record["parameters"]["target"]["value"]),
+        config=read_json(draft / "config.json"),
+        training=read_json(draft / "training.json"),
+        weights_sha256=run.manifest["draft"]["files"]["model.safetensors"]["sha256"],
+        store=_store(runs),
+        accept=read_json(runs["diagnostics"].artefact("checks")).get("accept", []) if "diagnostics" in runs else [],
+        records={stage: each.record for stage, each in runs.items()},
+        results={stage: each.results for stage, each in runs.items()},
+    )
+    return card_text(facts)
+
+
+def write_hub_folder(run: UpstreamRun, folder: str | Path, given: Given = Given()) -> Path:
+    """A new folder with the drafter's files and its card as README.md, whole or not at all; returns its path.
+
+    UpstreamError when `folder` exists: what lies there is somebody's.
+    """
+    folder = Path(folder).expanduser()
+    if folder.exists():
+        raise UpstreamError(f"{folder} exists: name a new folder, or remove it first")
+    text, draft = card(run, given), run.artefact("draft")
+    with atomic_folder(folder) as part:
+        for name in run.manifest["draft"]["files"]:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(draft / name, part / name)
+        (part / CARD).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _of(record: Mapping[str, Any], training_id: str) -> bool:
+    """Is it a run that measured this training's drafter (a diagnosis of somebody else's folder is not)."""
+    made_from = record["upstream"].get("training", {}).get("run_id") == training_id
+    return record["stage"] in _MEASURE and made_from and not record["parameters"].get("draft", {}).get("value")
+
+
+def _store(runs: Mapping[str, UpstreamRun]) -> dict[str, Any]:
+    """What the features say of themselves, stored ones or those captured while training; empty where they are gone."""
+    folder = runs["extraction"].folder / "features" if "extraction" in runs else None
+    found = [folder / name for name in ("store.json", "live.json") if (folder / name).exists()] if folder else []
+    return read_json(found[0]) if found else {}
+
+
+def _hub_name(target: str) -> str | None:
+    """The target's name on a hub; None for a local folder, whose path is nobody else's business."""
+    local = target.startswith(("/", ".", "~")) or target.count("/") != 1 or from_root(target).exists()
+    return None if local else target

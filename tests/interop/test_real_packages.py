@@ -1,0 +1,156 @@
+"""The packages SpecForge and speculators themselves, from their index, open what we write and write what we open.
+
+Each runs in a process of its own (specforge_judge.py, speculators_judge.py): this Python with the package and what it
+imports in a folder of their own, so that nothing of theirs enters the environment.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.draft.foreign import import_draft
+from eagle3lab.features.encode import FeatureRow
+from eagle3lab.features.foreign import export_specforge, import_speculators
+from eagle3lab.features.store import FeatureStore, FeatureWriter
+from tests.draft.samples import A, H, L, V, make_draft, make_row
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+HERE, T = Path(__file__).parent, 9
+AUX_LAYERS = (1, 3, 6)
+TARGET = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": L, "hidden_size": H,
+    "vocab_size": V, "num_attention_heads": 4, "max_position_embeddings": 2048,
+}  # fmt: skip
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32, sums in another order
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A folder with the pinned packages of packages.txt."""
+    folder = tmp_path_factory.mktemp("packages")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--require-hashes", "--target", str(folder), "-r", str(HERE / "packages.txt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return make_draft(aux_layers=AUX_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def row():
+    return make_row(3, T, [(2, T)])
+
+
+def work_folder(root, draft, row):
+    """The target, our drafter, and a row for the judge."""
+    (root / "target").mkdir()
+    (root / "target" / "config.json").write_text(json.dumps(TARGET))
+    generator = torch.Generator().manual_seed(5)
+    weights = {
+        "model.embed_tokens.weight": draft.embed_VH.clone(),
+        "lm_head.weight": torch.randn(V, H, generator=generator),
+        "model.norm.weight": torch.ones(H),
+    }
+    save_file(weights, root / "target" / "model.safetensors", metadata={"format": "pt"})
+    export_draft(draft, root / "ours", {}, dtype=torch.float32)
+    states = torch.cat([row.aux_TAH, torch.randn(T, 1, H, generator=generator)], dim=1)
+    tensors = {"embed": draft.embed_VH.clone(), "ids": row.input_ids_T, "aux": row.aux_TAH.flatten(1), "states": states}
+    save_file(tensors, root / "row.safetensors")
+    return root
+
+
+def judge(name, packages, folder, *arguments):
+    """Run a judge; what it found."""
+    told = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TORCHDYNAMO_DISABLE": "1"}  # nothing is compiled for one row
+    environment = {**os.environ, **told, "PYTHONPATH": str(packages)}
+    command = [sys.executable, str(HERE / f"{name}_judge.py"), str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_file(folder / "found.safetensors")
+
+
+@pytest.fixture(scope="module")
+def specforge(packages, draft, row, tmp_path_factory):
+    """(folder, what SpecForge found in it)."""
+    folder = work_folder(tmp_path_factory.mktemp("specforge"), draft, row)
+    last_TH = torch.randn(T, H, generator=torch.Generator().manual_seed(6))
+    tokens = (row.input_ids_T, row.loss_mask_T, row.aux_TAH, row.last_slots, last_TH[row.last_slots])
+    stored = FeatureRow("row-3", "train", "a", *tokens)
+    export_specforge([stored], folder / "dump", compress=True)
+    return folder, judge("specforge", packages, folder)
+
+
+@pytest.fixture(scope="module")
+def speculators(packages, draft, row, tmp_path_factory):
+    """(folder, what speculators found in it)."""
+    folder = work_folder(tmp_path_factory.mktemp("speculators"), draft, row)
+    return folder, judge("speculators", packages, folder, *map(str, AUX_LAYERS))
+
+
+def our_logits(draft, row):
+    y_TH = draft.forward_cached(draft.fuse(row.aux_TAH), row.input_ids_T, torch.arange(T), draft.new_cache(T))
+    return draft.logits(y_TH)
+
+
+def offsets(draft):
+    return draft.target_ids_W - torch.arange(len(draft.target_ids_W))
+
+
+def test_specforge_computes_the_logits_of_our_drafter(specforge, draft, row):
+    _, found = specforge
+    torch.testing.assert_close(found["logits"], our_logits(draft, row), **CLOSE)
+    assert torch.equal(found["d2t"], offsets(draft))
+
+
+def test_we_compute_the_logits_of_a_drafter_that_specforge_saved(specforge, draft, row):
+    folder, found = specforge
+    theirs = import_draft(folder / "theirs", folder / "target", draft.embed_VH, list(AUX_LAYERS))
+    torch.testing.assert_close(our_logits(theirs, row), found["halved"], **CLOSE)
+    assert not torch.allclose(found["halved"], found["logits"])
+    assert torch.equal(theirs.target_ids_W, draft.target_ids_W)
+
+
+def test_specforge_reads_the_features_we_export(specforge, row):
+    _, found = specforge
+    assert found["dump.tokens"].tolist() == [T] and torch.equal(found["dump.input_ids"], row.input_ids_T)
+    assert torch.equal(found["dump.aux_hidden_state"], row.aux_TAH.flatten(1)[None])
+    assert found["dump.hidden_state"].shape == (1, T, H) and found["dump.loss_mask"].shape == (T,)
+
+
+def test_speculators_converts_our_drafter_and_computes_its_logits(speculators, draft, row):
+    _, found = speculators
+    torch.testing.assert_close(found["logits"], our_logits(draft, row), **CLOSE)
+    assert torch.equal(found["d2t"], offsets(draft))
+    assert tuple(found["target_layer_ids"].tolist()) == AUX_LAYERS
+
+
+def test_we_compute_the_logits_of_a_drafter_that_speculators_saved(speculators, draft, row):
+    folder, found = speculators
+    theirs = import_draft(folder / "converted", folder / "target", draft.embed_VH)  # its config names the layers
+    assert theirs.config.aux_layers == AUX_LAYERS
+    torch.testing.assert_close(our_logits(theirs, row), found["logits"], **CLOSE)
+
+
+def test_we_read_a_dump_in_fp8_that_speculators_quantised(speculators, row, tmp_path):
+    folder, _ = speculators
+    writer = FeatureWriter(tmp_path / "store", {"target": "t"}, list(AUX_LAYERS), H)
+    summary = import_speculators(folder / "dump", writer, torch.ones(H), 1e-6, lambda _, ids: [[2, len(ids)]])
+    writer.close()
+    assert (summary.rows, summary.fallen) == (2, [])
+    whole, rounded = FeatureStore(tmp_path / "store").rows()
+    assert whole.aux_TAH.shape == (T, A, H) and torch.equal(whole.aux_TAH, row.aux_TAH.bfloat16())
+    largest = row.aux_TAH.abs().max().item()
+    assert (rounded.aux_TAH.float() - row.aux_TAH).abs().max() < largest / 8  # e4m3 has 3 bits behind the point
+    assert not torch.equal(rounded.aux_TAH, whole.aux_TAH)
