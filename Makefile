@@ -52,7 +52,7 @@ browser: ## Chromium for the test of the notebooks in JupyterLab, where it is mi
 	  echo "Chromium could not be installed: the test in a browser will be skipped." >&2
 
 test: env sglang-env $(if $(filter x86_64,$(shell uname -m)),vllm-env) browser lint ## the linter and every test
-	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 
 test-fast: env ## the tests that need neither notebooks nor a server
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "$(FAST)"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from eagle3lab.workbench.runner import StageResult, run_chain
 
@@ -17,24 +19,32 @@ settings.load_profile("lab")
 
 COSTLY_FIXTURES = ("smoke_chain", "story_engine", "vllm_engine")  # minutes each, and used by several files
 LONG = ("notebooks", "sglang", "vllm", "slow")  # marks
+ROOT = Path(__file__).parents[1]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+@cache
+def group_of(file: str) -> str:
+    """What one worker runs together: the files that use a costly fixture, or one file."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return next((name for name in COSTLY_FIXTURES if name in text), file)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (pytest-xdist), one of them runs all tests of a file, and all files that use a costly
-    fixture: it is made once. The long ones begin, so that no worker waits for another at the end."""
-    files = {item.location[0]: item.location[0] for item in items}
-    for name in COSTLY_FIXTURES:
-        files |= {item.location[0]: name for item in items if name in getattr(item, "fixturenames", ())}
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(files[item.location[0]]))
-    long = {_group(item) for item in items if any(map(item.get_closest_marker, LONG))}
-    items.sort(key=lambda item: _group(item) not in long)
+    """The groups with long tests begin, so that no worker waits for another at the end."""
+    long = {group_of(item.location[0]) for item in items if any(map(item.get_closest_marker, LONG))}
+    items.sort(key=lambda item: group_of(item.location[0]) not in long)
 
 
-def _group(item: pytest.Item) -> str:
-    return item.get_closest_marker("xdist_group").args[0]
+class ByGroup(LoadScopeScheduling):
+    """Gives whole groups to workers (xdist's own `loadgroup` does not see its marks under pytest 9.2)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> ByGroup:
+    """With several workers (--numprocesses), a costly fixture is made once."""
+    return ByGroup(config, log)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from eagle3lab.analysis.doctor.machine import check_leftover_servers
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.runner import run_chain
 
@@ -29,9 +30,8 @@ def test_every_stage_ended_ok_and_left_no_server(sglang_runs):
     for folder in sglang_runs.values():
         record = json.loads((folder / "run.json").read_text())
         assert record["state"] == "ok", record["error"]
-    from eagle3lab.analysis.doctor.machine import check_leftover_servers
-
-    assert {check.verdict for check in check_leftover_servers()} == {"ok"}
+    left = [check.found for check in check_leftover_servers() if check.verdict != "ok"]
+    assert not [found for found in left if "stand_in.py" not in found]  # another test plants one
 
 
 def test_the_servers_answers_are_those_of_the_embedded_engine(smoke_chain, sglang_runs):

@@ -204,7 +204,6 @@ def test_an_interrupt_while_it_loads_ends_it(tmp_path):
         assert members_of(group) == []
 
 
-@pytest.mark.xdist_group("smoke_chain")  # never beside the test that no server is left over
 def test_a_server_whose_owner_was_killed_is_found_as_a_leftover(tmp_path):
     with owner_of_a_loading_server(tmp_path / "log", "has a child") as (owner, group):
         wait_for(lambda: len(members_of(group)) == 2)
