@@ -49,7 +49,7 @@ def test_the_captured_states_are_those_of_the_embedded_engine(smoke_chain, sglan
         a, b = ours.row(row_id), theirs.row(row_id)
         assert torch.equal(a.input_ids_T, b.input_ids_T) and torch.equal(a.last_slots, b.last_slots)
         for mine, other in ((a.aux_TAH.float(), b.aux_TAH.float()), (a.last_MH.float(), b.last_MH.float())):
-            # both were rounded from float32 to e4m3 (3 bits, scaled by a power of two): a rounding step apart, and seldom
+            # both were rounded from float32 to e4m3 (3 bits, scale a power of two): a rounding step apart, and seldom
             step = 1.001 * mine.abs() / 8 + mine.abs().amax(-1, keepdim=True) / 448 / 2**8
             assert ((mine - other).abs() <= step).all(), row_id
             numbers += mine.numel()
