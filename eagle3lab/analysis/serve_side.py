@@ -19,14 +19,13 @@ from eagle3lab.analysis.suspects import suspects
 from eagle3lab.engines.base import Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
-from eagle3lab.engines.sglang.blocking import generate_all
+from eagle3lab.engines.sglang.blocking import generate_in_order
 from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.model_files import read_draft
 from eagle3lab.engines.sglang.pool import Speculation
 
 EMBEDDED = "embedded engine, float32"
 AT_ONCE = 8  # requests on their way to a server
-ATTEMPTS = 4  # for answers whose verifications a busy server merged on the way
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,9 @@ def serve(
 
 def _in_order(url: str, requests: Sequence[Request], end_ids: Collection[int]) -> tuple[list, tuple[str, ...]]:
     """(answers that tell their verifications in order, ids of those that do not)."""
-    done, left = [], list(requests)
-    for attempt in range(ATTEMPTS):
-        if left:
-            options = {"concurrency": 1 if attempt else AT_ONCE, "ordered": True, "end_ids": end_ids}
-            told = [answer for answer in generate_all(url, left, **options) if answer.accepted is not None]
-            done += told
-            left = [request for request in left if request.id not in {answer.id for answer in told}]
-    return done, tuple(request.id for request in left)
+    answers = list(generate_in_order(url, requests, AT_ONCE, end_ids=end_ids))
+    told = [answer for answer in answers if answer.accepted is not None]
+    return told, tuple(answer.id for answer in answers if answer.accepted is None)
 
 
 def _same_setting(info: ServerInfo, num_steps: int) -> None:

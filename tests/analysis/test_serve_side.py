@@ -14,6 +14,7 @@ from eagle3lab.data.rehearsal.target import write_tokenizer
 from eagle3lab.data.rehearsal.tokenizer import KimiStandIn
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.sglang import blocking
 from eagle3lab.engines.sglang.attach import AttachedServer, parse_server_info
 from tests.analysis.overfit import STEPS
 
@@ -42,7 +43,7 @@ def server(overfit, folder, completions, monkeypatch):
 
     monkeypatch.setattr(AttachedServer, "info", info)
     monkeypatch.setattr(serve_side, "attach", AttachedServer)
-    monkeypatch.setattr(serve_side, "generate_all", lambda url, requests, **options: iter(completions))
+    monkeypatch.setattr(blocking, "generate_all", lambda url, requests, **options: iter(completions))
     return says
 
 
@@ -61,7 +62,7 @@ def test_a_server_that_is_right_shows_nothing(overfit, folder, server):
 def test_what_a_server_says_of_itself_ranks_before_guesses(overfit, folder, server, completions, monkeypatch):
     server["speculative_algorithm"] = "EAGLE"
     never = [replace(one, accepted=[0] * (len(one.output_ids) - 1)) for one in completions]
-    monkeypatch.setattr(serve_side, "generate_all", lambda url, requests, **options: iter(never))
+    monkeypatch.setattr(blocking, "generate_all", lambda url, requests, **options: iter(never))
     side = ask_server("http://s", overfit.requests, STEPS, folder)
     found = side.compare(overfit.draft, overfit.rows, STEPS, overfit.engine.lm_head_VH)
     assert (found.causes[0].cause, found.causes[0].agreement) == ("flag", None)
@@ -85,7 +86,7 @@ def test_answers_whose_verifications_were_merged_are_asked_for_again(overfit, fo
                 merged[one.id] = merged.get(one.id, 0) - 1
                 yield replace(one, accepted=None) if merged[one.id] >= 0 else one
 
-    monkeypatch.setattr(serve_side, "generate_all", answers)
+    monkeypatch.setattr(blocking, "generate_all", answers)
     side = ask_server("http://s", overfit.requests, STEPS, folder)
     assert asked[1:] == [(["p1", "p2"], 1), (["p1", "p2"], 1), (["p2"], 1)] and asked[0][1] == serve_side.AT_ONCE
     assert side.untold == ("p2",) and {one.id for one in side.completions} == {r.id for r in overfit.requests} - {"p2"}

@@ -11,7 +11,7 @@ from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines.base import Completion, ContextError, Features, Request, check_request, check_tokens
 from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.attach import ServerInfo
-from eagle3lab.engines.sglang.blocking import generate_all
+from eagle3lab.engines.sglang.blocking import generate_all, generate_in_order
 from eagle3lab.engines.sglang.capture import capture_states
 from eagle3lab.engines.sglang.model_files import is_local, read_target
 from eagle3lab.engines.sglang.pool import ForeignServer, OwnServers, Running, Speculation
@@ -115,9 +115,9 @@ class SGLangEngine:
         greedy, distributed alike when sampled (on GPUs only: a CPU server verifies greedily whatever the temperature).
 
         topk above 1 with num_draft_tokens is a tree. `accepted` is None where `ordered` is False, and where the server
-        merged verifications on the way (`stats.accepts_in_order`); `stats` are always the server's own counts. Raises
-        ValueError for num_steps < 1 and for a sampled request on a CPU, LaunchRefused for a drafter that does not fit,
-        else as `generate`.
+        merges verifications on the way, alone too (`stats.accepts_in_order`); `stats` are always the server's own
+        counts. Raises ValueError for num_steps < 1 and for a sampled request on a CPU, LaunchRefused for a drafter that
+        does not fit, else as `generate`.
         """
         if num_steps < 1 or batch_size < 1:
             raise ValueError(f"num_steps={num_steps} and batch_size={batch_size}: at least 1 is needed")
@@ -169,9 +169,9 @@ class SGLangEngine:
             yield row_id, ids
 
     def _ask(self, server: Running, requests, concurrency: int, ordered: bool) -> Iterator[Answer]:
-        options = {"end_ids": self.end_ids, "concurrency": concurrency, "ordered": ordered, **self._options}
+        options = {"end_ids": self.end_ids, "concurrency": concurrency, **self._options}
         try:
-            yield from generate_all(server.url, requests, **options)
+            yield from (generate_in_order if ordered else generate_all)(server.url, requests, **options)
         except ServerGone as gone:
             raise self.servers.told(server, gone) from gone
 
