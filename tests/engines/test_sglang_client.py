@@ -37,6 +37,7 @@ def ask(reply, asked=None, **options):
 
 
 def test_token_ids_go_out_and_come_back():
+    began = time.monotonic()
     done, server = ask(echo, requests(20), end_ids={END})
     assert {key: value.output_ids for key, value in done.items()} == {f"r{i}": [10 + i] * 3 for i in range(20)}
     first = done["r0"]
@@ -46,7 +47,7 @@ def test_token_ids_go_out_and_come_back():
         None,
         SpecStats(),
     )
-    assert 0 < first.seconds < 10
+    assert 0 < first.seconds <= time.monotonic() - began
     assert sorted(body["input_ids"][0] for body in server.bodies) == list(range(10, 30))
 
 

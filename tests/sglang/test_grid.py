@@ -23,7 +23,7 @@ def test_chain_and_tree_are_measured_and_a_temperature_is_a_row_with_its_reason(
         assert sum(one.histogram) > 0 and len(one.positions.joint) == 3
         for row in (one.row, one.baseline):
             assert all(0 < first <= whole for first, whole in zip(row.first_s, row.request_s, strict=True))
-            assert row.tokens == 8 * 24 and row.tok_s > row.request_tok_s  # four streams at a time
+            assert (row.tokens, row.concurrency) == (8 * 24, 4) and row.tok_s > 0 and row.request_tok_s > 0
         committed = 8 * 23  # of one round: all tokens but each answer's first, which is the prefill's
         assert one.row.accept_length == pytest.approx(committed / sum(one.histogram)) and one.row.accept_length > 1
     assert "verifies drafts greedily" in warm.reason and warm.row is None
