@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from eagle3lab.analysis.slices import Attempts, Slice, slice_by
-from eagle3lab.analysis.token_text import CLASSES, PARTS, answer_parts, token_classes, token_pieces, token_scripts
+from eagle3lab.analysis.token_text import CLASSES, PARTS, answer_parts, token_classes, token_pieces
+from eagle3lab.data.language import language_of
 
 ENTROPY_EDGES = (0.05, 0.5, 1.0, 2.0, 4.0)  # bits
 POSITION_EDGES = (16, 64, 256, 1024, 4096)  # tokens
@@ -57,8 +58,9 @@ class Dimension:
 
 
 def dimensions(rows: Iterable, tokenizer: Any = None, head_VH: torch.Tensor | None = None) -> dict[str, Dimension]:
-    """All dimensions that can be told: set, position in the answer, context length; with a tokenizer also script, part
-    of the answer and token class; with the target's head also its entropy. In the order of `rows` (AnswerRow)."""
+    """All dimensions that can be told: set, position in the answer, context length; with a tokenizer also the
+    language of the answer, its parts and the class of each token; with the target's head also its entropy. In the
+    order of `rows` (AnswerRow)."""
     rows = list(rows)
     found = {"set": Dimension([row.set for row in rows])}
     if head_VH is not None:
@@ -78,19 +80,19 @@ def dimensions(rows: Iterable, tokenizer: Any = None, head_VH: torch.Tensor | No
 
 def _text_dimensions(rows, tokenizer) -> dict[str, Dimension]:
     special = set(tokenizer.all_special_ids)
-    scripts, classes, parts = [], [], []
+    languages, classes, parts = [], [], []
     for row in rows:
         ids = [int(i) for i in row.input_ids_T]
         pieces = token_pieces(tokenizer, ids[row.n_prompt :])
+        languages.append(language_of("".join(pieces)))
         prompt = tokenizer.decode(ids[: row.n_prompt], skip_special_tokens=False)
         for labels, of_answer in (
-            (scripts, token_scripts(pieces)),
             (classes, token_classes(ids[row.n_prompt :], pieces, special)),
             (parts, answer_parts(prompt, pieces)),
         ):
             labels.append(np.array([OUTSIDE] * row.n_prompt + of_answer, dtype=object))
     return {
-        "script": Dimension(scripts),
+        "language": Dimension(languages),
         "part of the answer": Dimension(parts, PARTS),
         "token class": Dimension(classes, CLASSES),
     }

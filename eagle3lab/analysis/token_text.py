@@ -8,7 +8,6 @@ piece of its last one; the ones before it have empty pieces and take the kind of
 """
 
 import re
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate
@@ -81,20 +80,6 @@ def _fenced(pieces: Sequence[str]) -> list[bool]:
     regions = [(a, b + len(FENCE)) for a, b in zip(fences[::2], [*fences[1::2], len(text)], strict=False)]
     spans = zip([0, *ends[:-1]], ends, strict=True)
     return [any(start < b and max(end, start + 1) > a for a, b in regions) for start, end in spans]
-
-
-def script(text: str) -> str:
-    """Script of a text's first letter by its Unicode name: Latin, Cyrillic, CJK (kana and hangul too), "no letters"."""
-    letter = next((c for c in text if c.isalpha()), None)
-    if letter is None:
-        return "no letters"
-    name = unicodedata.name(letter, "other").split()[0].capitalize()
-    return "CJK" if name in ("Cjk", "Hiragana", "Katakana", "Hangul", "Halfwidth", "Bopomofo") else name
-
-
-def token_scripts(pieces: Sequence[str]) -> list[str]:
-    """Script of every token."""
-    return [script(piece) for piece in _whole(pieces)]
 
 
 def answer_parts(prompt_text: str, pieces: Sequence[str]) -> list[str]:

@@ -22,13 +22,14 @@ from eagle3lab.data.chat import check_as_served
 from eagle3lab.data.choice import Choice
 from eagle3lab.data.filters import row_filter
 from eagle3lab.data.fingerprint import preparation_fingerprint
+from eagle3lab.data.language import language_of
 from eagle3lab.data.limits import SETTINGS, Limits
 from eagle3lab.data.records import RecordsError
 from eagle3lab.data.shape import Shaper
 from eagle3lab.data.sources import SetSpec, open_rows, pinned
 from eagle3lab.data.suites import benchmark_texts
 from eagle3lab.data.summary import Tally
-from eagle3lab.data.text import digest, row_stem, script_of, share
+from eagle3lab.data.text import digest, row_stem, share
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
 __all__ = ["Limits", "prepare_set", "read_prompts", "read_tokenized", "split_of"]
@@ -172,7 +173,7 @@ class _Pass:
         if not self.choice.would_keep(split, rank):
             raise RowSkipped("over_limit", split)
         head = {"id": f"{self.spec.name}-{key}", "set": self.spec.name, "split": split}
-        row: dict[str, Any] = {"script": script_of(shaped.asked[0])}
+        row: dict[str, Any] = {"language": language_of(shaped.asked[0])}
         if self.spec.kind == "prompts":
             row |= {"prompt": head | self.shaper.prompt(shaped), "answer": shaped.answer}
         else:
@@ -190,7 +191,7 @@ class _Pass:
             else:
                 rows, file = [row["prompt"] | self.shaper.reference(row["prompt"], row["answer"])], prompts
             file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
-            self.tally.add(rows, row["script"])
+            self.tally.add(rows, row["language"])
             keys.add(row_stem(rows[0]["id"])[1])
         return keys
 

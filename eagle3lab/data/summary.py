@@ -19,14 +19,14 @@ class Tally:
 
     def __init__(self) -> None:
         self.kept = self.references = self.loss_tokens = 0
-        self.splits, self.scripts, self.finish = Counter(), Counter(), Counter()
+        self.splits, self.languages, self.finish = Counter(), Counter(), Counter()
         self.prompt_lengths, self.sample_lengths = array("q"), array("q")
 
-    def add(self, rows: list[Mapping[str, Any]], script: str) -> None:
-        """Count one conversation by its rows (a prompt, or samples) and the script of its first user text."""
+    def add(self, rows: list[Mapping[str, Any]], language: str) -> None:
+        """Count one conversation by its rows (a prompt, or samples) and the language of its first user text."""
         self.kept += 1
         self.splits[rows[0]["split"]] += 1
-        self.scripts[script] += 1
+        self.languages[language] += 1
         for row in rows:
             if "prompt_ids" in row:
                 self.prompt_lengths.append(row["n_prompt"])
@@ -37,11 +37,11 @@ class Tally:
             self.finish[row["finish_reason"]] += 1
 
     def summary(self) -> dict[str, Any]:
-        """{"splits", "scripts", "references", "prompt_tokens", "samples", "sample_tokens", "loss_tokens",
+        """{"splits", "languages", "references", "prompt_tokens", "samples", "sample_tokens", "loss_tokens",
         "finish_reasons"}; lengths as their sum and quantiles, empty where there are none."""
         return {
             "splits": dict(self.splits),
-            "scripts": dict(self.scripts.most_common()),
+            "languages": dict(self.languages.most_common()),
             "references": self.references,
             "prompt_tokens": quantiles(self.prompt_lengths),
             "samples": len(self.sample_lengths),

@@ -78,7 +78,7 @@ def test_entropy_equals_that_of_the_model(overfit):
 def test_every_dimension_holds_every_attempt(overfit, tried, chatml_like):
     found = dimensions(overfit.rows, chatml_like, overfit.engine.lm_head_VH)
     assert list(found) == [
-        "set", "target entropy", "script", "part of the answer", "token class", "position in the answer",
+        "set", "target entropy", "language", "part of the answer", "token class", "position in the answer",
         "context length",
     ]  # fmt: skip
     for name, slices in all_slices(tried, found).items():
@@ -86,6 +86,17 @@ def test_every_dimension_holds_every_attempt(overfit, tried, chatml_like):
         assert OUTSIDE not in {one.label for one in slices}, name
     assert {one.label for one in all_slices(tried, found)["set"]} == {"even", "odd"}
     assert set(dimensions(overfit.rows)) == {"set", "position in the answer", "context length"}
+
+
+def test_the_language_is_the_answers_own_not_the_prompts():
+    texts = [["Translate: ", "Tous les êtres humains ", "naissent libres et égaux."], ["Bonjour, ", "print(1)"]]
+    words = [word for text in texts for word in text]
+    tokenizer = SimpleNamespace(all_special_ids=[], decode=lambda ids, **kwargs: "".join(words[int(i)] for i in ids))
+    rows = [
+        SimpleNamespace(set="s", n_prompt=1, input_ids_T=torch.tensor(ids, dtype=torch.int64))
+        for ids in ([0, 1, 2], [3, 4])
+    ]
+    assert dimensions(rows, tokenizer)["language"].labels == ["fr", "unclear"]
 
 
 def test_positions_and_contexts_by_hand():

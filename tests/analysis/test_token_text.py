@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle3lab.analysis.token_text import answer_parts, script, token_classes, token_pieces, token_scripts
+from eagle3lab.analysis.token_text import answer_parts, token_classes, token_pieces
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,6 @@ def test_a_character_of_several_tokens_is_the_piece_of_its_last(bytes_tokenizer)
     ids = bytes_tokenizer("aé日🙂b", add_special_tokens=False)["input_ids"]
     pieces = token_pieces(bytes_tokenizer, ids)
     assert pieces == ["a", "", "é", "", "", "日", "", "", "", "🙂", "b"]
-    assert token_scripts(pieces) == ["Latin"] * 3 + ["CJK"] * 3 + ["no letters"] * 4 + ["Latin"]
 
 
 def test_pieces_join_to_the_text(bytes_tokenizer):
@@ -72,13 +71,6 @@ def test_classes_by_hand():
 
 def test_an_open_fence_is_code_to_the_end():
     assert token_classes([0, 1, 2], ["see", "```", "x"]) == ["word", "code", "code"]
-
-
-def test_scripts():
-    found = [script(text) for text in (" the", "мир", "日", "ひ", "한", "नम", "سلام", "12", "α", "ａ")]
-    assert found == [
-        "Latin", "Cyrillic", "CJK", "CJK", "CJK", "Devanagari", "Arabic", "no letters", "Greek", "Fullwidth",
-    ]  # fmt: skip
 
 
 def test_parts_of_an_answer():

@@ -209,16 +209,16 @@ def test_filters_columns_and_the_number_of_rows_read_are_settings(prepare):
     assert prepare(replace(spec, max_rows=7), rows)[0]["skipped"] == {"filtered": 5}
 
 
-def test_the_summary_tells_scripts_lengths_and_where_they_lie(prepare):
+def test_the_summary_tells_languages_lengths_and_where_they_lie(prepare):
     rows = [
-        _chat("What is rice?"),
+        _chat("What is rice, and where does it grow?"),
         _chat("これは何ですか、先生"),
-        _chat("什么是大米"),
-        _chat("Что это такое"),
+        _chat("人人生而自由，在尊严和权利上一律平等，这是什么意思？"),
+        _chat("Что это такое и где растёт рис?"),
         _chat("1 + 1 = ?"),
     ]
     summary, folder = prepare(SetSpec("p", "messages"), rows)
-    assert summary["scripts"] == {"latin": 1, "kana": 1, "han": 1, "cyrillic": 1, "none": 1}
+    assert summary["languages"] == {"en": 1, "ja": 1, "zh": 1, "ru": 1, "unclear": 1}
     lengths = sorted(row["n_prompt"] for row in read_prompts(folder))
     told = summary["prompt_tokens"]
     assert (told["min"], told["median"], told["max"], told["sum"]) == (lengths[0], lengths[2], lengths[4], sum(lengths))
