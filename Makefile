@@ -23,7 +23,7 @@ ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 WORKERS := 2# processes that `make test` runs tests in; each may have a server of 3 GB
 FAST := not notebooks and not sglang and not vllm and not slow
 
-.PHONY: help env sglang-env vllm-env demo smoke lab serve-cpu browser test test-fast bench lint hooks clean
+.PHONY: help env sglang-env vllm-env demo smoke lab serve-cpu browser test test-fast bench recipes lint hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,8 +60,13 @@ test-fast: env ## the tests that need neither notebooks nor a server
 bench: env sglang-env ## one table of ratios against baselines of the same run (after `make demo`; half an hour, 3 GB)
 	$(BIN)/python -m benchmarks
 
-lint: env ## ruff over code, tests and notebooks
+recipes: env ## the study of training recipes on 2,000 answers (many hours; results in runs/recipes)
+	$(BIN)/python -m eagle3lab run smollm2 --to inference
+	$(BIN)/python -m benchmarks.recipes $$(ls -t runs/smollm2-inference-*/corpus.parquet | head -1) --work runs/recipes
+
+lint: env ## ruff over code, tests and notebooks; the form of the code too
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 hooks: env ## ruff and notebook stripping before every commit
 	$(BIN)/pre-commit install

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.compared import mean_and_error
 from eagle3lab.analysis.accept import AcceptSetting, summarise
 from eagle3lab.analysis.heldout import LEAST_ANSWER, AnswerRow, simulate
 from eagle3lab.data.corpus import read_corpus
@@ -21,7 +22,7 @@ from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import build_vocab, count_tokens
 from eagle3lab.engines.embedded import EmbeddedEngine
-from eagle3lab.engines.sglang.model_files import read_target
+from eagle3lab.engines.servers.model_files import read_target
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from eagle3lab.workbench.files import append_jsonl, read_jsonl
@@ -99,12 +100,6 @@ def report(results: list[dict], codecs) -> str:
             f"{length:+.2%} +- {length_error:.2%}, accepted drafts {drafts:+.1%} +- {drafts_error:.1%}"
         )
     return "\n".join(lines)
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error (nan for one value)."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return statistics.mean(values), error
 
 
 def main() -> None:

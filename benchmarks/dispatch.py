@@ -18,10 +18,11 @@ from benchmarks.results import Result, add_json_option, save
 from eagle3lab.engines.base import Completion
 from eagle3lab.engines.dispatch.journal import SYNC_ROWS, Journal
 from eagle3lab.engines.dispatch.run import dispatch
-from eagle3lab.engines.dispatch.work import SHORT, Sampling, Work
+from eagle3lab.engines.dispatch.work import Partition, Sampling, Work
 
 ANSWER = [17 + i % 40000 for i in range(788)]
 PROMPT = [11 + i % 40000 for i in range(400)]
+SHORT = Partition("short", concurrency=150, max_tokens=10240)
 FLIGHT = SHORT.concurrency
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.codecs import answer_rows, every_token, extract, mean_and_error
+from benchmarks.codecs import answer_rows, every_token, extract
+from benchmarks.compared import report
 from eagle3lab.analysis.accept import AcceptSetting, summarise
 from eagle3lab.analysis.heldout import LEAST_ANSWER, simulate
 from eagle3lab.data.corpus import corpus_summary, read_corpus
@@ -26,7 +27,7 @@ from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import build_vocab, count_tokens
-from eagle3lab.engines.sglang.model_files import read_target
+from eagle3lab.engines.servers.model_files import read_target
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.files import append_jsonl, read_json, read_jsonl, write_json_atomic
@@ -214,29 +215,6 @@ def choose(corpus: Path, train_rows: int, heldout_rows: int) -> tuple[list[dict]
     return train, others[:heldout_rows], foreign
 
 
-def report(results: list[dict], num_steps: int) -> str:
-    """One line an arm: accept length by seed, and accepted drafts a cycle (accept length minus one) against the best
-    learning rate of the SpecForge-like recipe, seed by seed, with the standard error of the mean."""
-    drafts: dict[str, dict[int, float]] = {}
-    for row in results:
-        if "accept_length" in row:
-            drafts.setdefault(row["arm"], {})[row["seed"]] = row["accept_length"][str(num_steps)] - 1
-    theirs = {name: statistics.mean(by.values()) for name, by in drafts.items() if name.startswith("specforge")}
-    base = max(theirs, key=theirs.get, default=None)
-    lines = [f"chain of {num_steps}, simulated, temperature 0; compared with: {base}"]
-    for name, by in sorted(drafts.items(), key=lambda item: -statistics.mean(item[1].values())):
-        lengths = ", ".join(f"{1 + by[seed]:.3f}" for seed in sorted(by))
-        pairs = [by[seed] / drafts[base][seed] for seed in by if base and drafts[base].get(seed)]
-        ratio, error = mean_and_error(pairs) if pairs else (float("nan"), float("nan"))
-        rates = [row["tokens_per_second"] for row in results if row["arm"] == name and row.get("tokens_per_second")]
-        rate = f"{statistics.median(rates):6.0f} tokens/s" if rates else ""
-        lines.append(
-            f"{name:25s} accept length {1 + statistics.mean(by.values()):.3f} ({lengths})   "
-            f"accepted drafts x{ratio:.2f} +- {error:.2f}   {rate}"
-        )
-    return "\n".join(lines + [f"{row['arm']}, seed {row['seed']}: diverged" for row in results if "diverged" in row])
-
-
 def main() -> None:
     """Measures what is missing and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--train-rows", type=int, default=2000)
     parser.add_argument("--heldout-rows", type=int, default=150)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--ttt-steps", type=int, default=3, help="of the arms that do not set them")
     parser.add_argument("--batch-tokens", type=int, default=512)
     parser.add_argument("--draft-vocab-size", type=int, default=8192)

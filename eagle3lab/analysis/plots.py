@@ -58,9 +58,7 @@ def _length_strips(lengths, data):
     for row, values in enumerate(lengths.values()):
         low, lower, middle, upper, high = np.maximum(np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95]), 1)
         axis.plot([low, high], [row, row], color=style.BLUE, linewidth=1.4)
-        axis.plot(
-            [lower, upper], [row, row], color=style.BLUE, linewidth=6, alpha=0.55, solid_capstyle="butt"
-        )
+        axis.plot([lower, upper], [row, row], color=style.BLUE, linewidth=6, alpha=0.55, solid_capstyle="butt")
         axis.plot(middle, row, "o", color=style.INK)
     axis.set_yticks(range(len(lengths)), [f"{name} ({len(v):,})" for name, v in lengths.items()])
     axis.invert_yaxis()
@@ -69,12 +67,8 @@ def _length_strips(lengths, data):
 
 def acceptance_by_position(positions: Mapping[str, PositionAcceptance], data: str) -> Figure:
     """Acceptance by draft position, one series a name: joint; conditional and marginal beside it."""
-    note = (
-        "Right: solid = among the chains whose drafts before it are all right; dotted = whatever came before."
-    )
-    figure, (left, right) = style.new_figure(
-        "Acceptance by draft position", data, columns=2, height=3.4, note=note
-    )
+    note = "Right: solid = among the chains whose drafts before it are all right; dotted = whatever came before."
+    figure, (left, right) = style.new_figure("Acceptance by draft position", data, columns=2, height=3.4, note=note)
     longest, highest = max(len(shares.joint) for shares in positions.values()), 0.0
     for index, (name, shares) in enumerate(positions.items()):
         look = {

@@ -18,10 +18,10 @@ from eagle3lab.analysis.server_states import ServerStates
 from eagle3lab.analysis.suspects import suspects
 from eagle3lab.engines.base import Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.servers.model_files import read_draft
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
 from eagle3lab.engines.sglang.blocking import generate_in_order
 from eagle3lab.engines.sglang.engine import SGLangEngine
-from eagle3lab.engines.sglang.model_files import read_draft
 from eagle3lab.engines.sglang.pool import Speculation
 
 EMBEDDED = "embedded engine, float32"

@@ -112,19 +112,6 @@ def accept_table(summaries: Sequence) -> pd.DataFrame:
     )
 
 
-def position_table(positions: dict) -> pd.DataFrame:
-    """PositionAcceptance by name -> a row per draft position, a column per name and kind (shares)."""
-    columns = {
-        f"{name} {kind}": getattr(acceptance, kind)
-        for name, acceptance in positions.items()
-        for kind in ("marginal", "joint", "conditional")
-        if any(share is not None for share in getattr(acceptance, kind))
-    }
-    table = pd.DataFrame(columns, dtype=float).round(3)
-    table.index = pd.RangeIndex(1, len(table) + 1, name="draft position")
-    return table
-
-
 def loss_table(whole) -> pd.DataFrame:
     """The waterfall (`Attribution`) as rows that add up, its first and last row included."""
     rows = [{"part": "most possible", "tokens a verification": whole.num_steps + 1.0}]

@@ -21,11 +21,3 @@ def check_spans(n_tokens: int, spans: list[list[int]], row: str = "row") -> None
         raise MaskError(f"{row}: the loss mask is all zero; the conversation holds no answer of the target")
     if trained == n_tokens:
         raise MaskError(f"{row}: the loss mask is all one; the prompt is missing, so there is nothing to answer")
-
-
-def mask_of(n_tokens: int, spans: list[list[int]]) -> list[bool]:
-    """The spans as one bool a token."""
-    mask = [False] * n_tokens
-    for start, end in spans:
-        mask[start:end] = [True] * (end - start)
-    return mask

@@ -5,6 +5,7 @@ silently, so both directions here are strict: exact keys, shapes, dtypes, a cons
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -131,18 +132,23 @@ def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) 
             f"config.json says {config.draft_vocab_size} of {config.vocab_size}"
         )
     draft = Eagle3Draft(config, embed_VH.to(dtype), vocab.target_ids_W).to(dtype)
-    expected = {name: tuple(p.shape) for name, p in draft.state_dict().items()}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    if expected != found:
-        wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
-        raise CheckpointError(
-            f"{folder / WEIGHTS}: missing {sorted(expected.keys() - found.keys())}, "
-            f"unknown {sorted(found.keys() - expected.keys())}, wrong shape {wrong}"
-        )
+    check_tensors(draft, tensors, folder / WEIGHTS)
     if bad := [name for name, t in tensors.items() if not bool(torch.isfinite(t).all())]:
         raise CheckpointError(f"{folder / WEIGHTS}: NaN or Inf in {bad}")
     draft.load_state_dict(tensors)
     return draft.eval()
+
+
+def check_tensors(draft: Eagle3Draft, tensors: Mapping[str, torch.Tensor], place: Path) -> None:
+    """CheckpointError naming `place` when the tensors read there have other names or shapes than the drafter's."""
+    expected = {name: tuple(parameter.shape) for name, parameter in draft.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+        raise CheckpointError(
+            f"{place}: missing {sorted(expected.keys() - found.keys())}, "
+            f"unknown {sorted(found.keys() - expected.keys())}, wrong shape {wrong}"
+        )
 
 
 def read_training(folder: str | Path) -> dict:

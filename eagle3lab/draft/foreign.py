@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from eagle3lab.draft.aux_layers import check_aux_layers, layers_sglang_reads
-from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, TRAINING, CheckpointError, load_draft
+from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, TRAINING, CheckpointError, check_tensors, load_draft
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.vocab import VocabError, VocabMap
@@ -68,14 +68,7 @@ def import_draft(
         raise CheckpointError(f"{folder}: {error}") from error
     tensors.pop(EMBEDDING, None)
     draft = Eagle3Draft(wanted, embed_VH.float(), ids_W)
-    expected = {name: tuple(parameter.shape) for name, parameter in draft.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if expected != found:
-        wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
-        raise CheckpointError(
-            f"{folder}: missing {sorted(expected.keys() - found.keys())}, unknown "
-            f"{sorted(found.keys() - expected.keys())}, wrong shape {wrong}"
-        )
+    check_tensors(draft, tensors, folder)
     draft.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return draft.eval()
 

@@ -33,9 +33,7 @@ def folded_attention(
     not implement.
     """
     if sliding_window is not None or softcap is not None or s_aux is not None:
-        raise ValueError(
-            "this target uses sliding windows, soft-capping or sinks, which the embedded engine lacks"
-        )
+        raise ValueError("this target uses sliding windows, soft-capping or sinks, which the embedded engine lacks")
     B, Q, T, D = query_BQTD.shape
     N = key_BNSD.shape[1]
     if attention_mask is None and T > 1:

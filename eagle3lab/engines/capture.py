@@ -12,14 +12,10 @@ from eagle3lab.engines.base import ContextError, Features, check_tokens
 from eagle3lab.engines.target import TargetModel
 from eagle3lab.features.checks import require_finite
 
-WINDOW_ROWS = (
-    256  # rows looked at together so that batches hold rows of like length; bounds memory on a stream
-)
+WINDOW_ROWS = 256  # rows looked at together so that batches hold rows of like length; bounds memory on a stream
 
 
-def capture(
-    target: TargetModel, rows: Iterable[tuple[str, list[int]]], batch_tokens: int
-) -> Iterator[Features]:
+def capture(target: TargetModel, rows: Iterable[tuple[str, list[int]]], batch_tokens: int) -> Iterator[Features]:
     """States of (id, input_ids) rows in batches of at most `batch_tokens` padded tokens (a longer row runs
     alone).
 

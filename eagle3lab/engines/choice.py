@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
 from eagle3lab.engines.dispatch.backend import ServerBackend
@@ -17,8 +17,8 @@ from eagle3lab.engines.dispatch.run import dispatch
 from eagle3lab.engines.dispatch.view import View
 from eagle3lab.engines.dispatch.work import Sampling, Work
 from eagle3lab.engines.embedded import EmbeddedEngine
+from eagle3lab.engines.servers.model_files import read_target
 from eagle3lab.engines.sglang.engine import SGLangEngine
-from eagle3lab.engines.sglang.model_files import read_target
 from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.sglang.two import TwoServers
@@ -27,6 +27,7 @@ from eagle3lab.engines.vllm.spec import VllmSpec
 
 __all__ = ["EngineChoice", "Policy", "Sampling"]
 Engines = Literal["embedded", "sglang", "vllm"]
+Spec = TypeVar("Spec", ServerSpec, VllmSpec)
 MOST_RESTARTS = 5  # of a server that was started here and died
 
 
@@ -65,15 +66,15 @@ class EngineChoice:
     @property
     def spec(self) -> ServerSpec:
         """The SGLang server that is started here."""
-        return ServerSpec(
-            str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options),
-            trust_remote_code=self.trust_remote_code, cuda_graphs=self.cuda_graphs,
-        )  # fmt: skip
+        return self._started_here(ServerSpec)
 
     @property
     def vllm_spec(self) -> VllmSpec:
         """The vLLM server that is started here."""
-        return VllmSpec(
+        return self._started_here(VllmSpec)
+
+    def _started_here(self, kind: type[Spec]) -> Spec:
+        return kind(
             str(self.target), dtype=self.dtype, device=self.device, extra=tuple(self.options),
             trust_remote_code=self.trust_remote_code, cuda_graphs=self.cuda_graphs,
         )  # fmt: skip

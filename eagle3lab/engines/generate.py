@@ -67,9 +67,7 @@ def generate(
 
 
 def _has_room(free: int, live: int, waiting: int, batch_size: int) -> bool:
-    return (
-        free > 0 and waiting > 0 and (live == 0 or free >= min(waiting, max(1, batch_size // REFILL_SHARE)))
-    )
+    return free > 0 and waiting > 0 and (live == 0 or free >= min(waiting, max(1, batch_size // REFILL_SHARE)))
 
 
 def _admit(target, cache, live, waiting):

@@ -20,6 +20,4 @@ def draw(logits_BV: torch.Tensor, temperature_B: torch.Tensor, uniform_B: torch.
     scaled_BV = logits_BV.double() / temperature_B[:, None]
     cumulative_BV = scaled_BV.softmax(-1).cumsum(-1)
     point_B1 = uniform_B[:, None] * cumulative_BV[:, -1:]
-    return (
-        torch.searchsorted(cumulative_BV, point_B1, right=True).squeeze(1).clamp(max=logits_BV.shape[-1] - 1)
-    )
+    return torch.searchsorted(cumulative_BV, point_B1, right=True).squeeze(1).clamp(max=logits_BV.shape[-1] - 1)

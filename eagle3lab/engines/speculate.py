@@ -82,9 +82,7 @@ class _Speculation:
                 drafts = self._draft(features_TH)
                 choices = self._verify(drafts)
                 accepted = accepted_drafts(drafts, choices)
-                committed = self._commit(
-                    choices[: accepted + 1]
-                )  # equal to the accepted drafts and the bonus token
+                committed = self._commit(choices[: accepted + 1])  # equal to the accepted drafts and the bonus token
                 self.accepted.append(committed - 1)
                 self.kv.truncate(0, first_unknown_slot(len(self.ids)))
                 features_TH = self._features(states, committed)
@@ -108,9 +106,7 @@ class _Speculation:
         y_TH = self.draft.forward_cached(features_TH, next_ids_T, self._positions(first, stop), self.draft_kv)
         drafts_T = [self.draft.predict(y_TH[-1:])]
         for slot in range(stop, stop + count - 1):
-            y_TH = self.draft.forward_cached(
-                y_TH[-1:], drafts_T[-1], self._positions(slot, slot + 1), self.draft_kv
-            )
+            y_TH = self.draft.forward_cached(y_TH[-1:], drafts_T[-1], self._positions(slot, slot + 1), self.draft_kv)
             drafts_T.append(self.draft.predict(y_TH))
         self.draft_kv.truncate(stop)
         return torch.cat(drafts_T).tolist()

@@ -1,4 +1,4 @@
-"""Hidden states that other frameworks stored: reading SpecForge and speculators dumps, writing SpecForge's.
+"""Hidden states as other frameworks store them: reading and writing dumps of SpecForge and of speculators.
 
 Shapes: T tokens, A aux layers, H hidden, L = A + 1 stored layers.
 
@@ -20,19 +20,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from eagle3lab.features.dataset_folder import token_dataset
 from eagle3lab.features.encode import FeatureRow
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.features.store import FeatureWriter
-from eagle3lab.workbench.files import atomic_path
+from eagle3lab.workbench.files import atomic_folder, atomic_path
 
 SPECFORGE_KEYS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
+NORM_TOLERANCE = 0.1  # rounding of a teacher in fp8 stays below it; another model's norm does not
 LEFT_PADDING = 4  # that many equal untrained tokens at the start are taken for padding on the left
 
 
 class ForeignError(ValueError):
-    """A dump cannot be read; the message names the file and what is wrong with it."""
+    """A dump cannot be read or written; the message names the file or row, and what is wrong with it."""
 
 
 @dataclass
@@ -99,14 +101,10 @@ def export_specforge(rows: Iterable[FeatureRow], folder: str | Path, compress: b
     """
     count = 0
     for row in rows:
-        if row.last_MH is None:
-            raise ForeignError(f"row {row.id!r} has a top-k teacher; SpecForge needs the last hidden state")
-        T, H = row.input_ids_T.shape[0], row.last_MH.shape[1]
-        last_TH, stored_T = torch.zeros(T, H, dtype=row.last_MH.dtype), torch.zeros(T + 1, dtype=torch.bool)
-        last_TH[row.last_slots], stored_T[row.last_slots] = row.last_MH, True
+        last_TH, stored_T = _last_states(row, "SpecForge")
         tensors = {
             "input_ids": row.input_ids_T,
-            "loss_mask": (row.loss_mask_T & stored_T[1:]).long(),
+            "loss_mask": (row.loss_mask_T & torch.cat([stored_T[1:], stored_T.new_zeros(1)])).long(),
             "hidden_state": last_TH[None],
             "aux_hidden_state": row.aux_TAH.flatten(1)[None],
         }
@@ -119,10 +117,76 @@ def export_specforge(rows: Iterable[FeatureRow], folder: str | Path, compress: b
     return count
 
 
+def export_speculators(rows: Iterable[FeatureRow], folder: str | Path, norm_H: torch.Tensor, norm_eps: float) -> int:
+    """Writes rows as a new folder that `speculators train --data-path` takes, whole or not at all; returns how many.
+
+    The folder: hidden_states/hs_<i>.safetensors; the dataset of ids and loss masks (and of the rows' ids, as column
+    "id"), whose row i is hs_<i>; token_freq.pt, counts of the answers' ids, for its --draft-vocab-size.
+
+    norm_H, norm_eps: the target's final RMSNorm. speculators wants the last state before that norm, which it applies
+    while it trains; the store has the state after it, whose length is lost. Written is that state divided by norm_H: it
+    has the direction, and its root mean square is 1, so that the norm gives the same teacher up to rounding and eps.
+    speculators trains slot t-1 against the state of slot t where the mask of token t is set. Where the store does not
+    have that state (at the last token of an answer, and in prompts), zeros are written and the mask is cleared.
+    Raises ForeignError for a top-k teacher, a norm with zeros (what it blots out cannot be had back) or of another
+    model, no rows, and a folder that exists.
+    """
+    folder, count, frequency = Path(folder), 0, Counter()
+    if folder.exists():
+        raise ForeignError(f"{folder} exists: name a new folder, or remove it first")
+    norm_H = norm_H.detach().float().cpu()
+    if bad := int((~norm_H.isfinite() | (norm_H.abs() < torch.finfo(norm_H.dtype).tiny)).sum()):
+        raise ForeignError(f"{bad} weights of the final norm are zero or not finite: states cannot be divided by it")
+    with atomic_folder(folder) as part:
+        (part / "hidden_states").mkdir()
+        with token_dataset(part) as dataset:
+            for row in rows:
+                last_TH, stored_T = _last_states(row, "speculators")
+                before_TH = _before_norm(row.id, last_TH.float(), stored_T, norm_H, norm_eps).to(row.aux_TAH.dtype)
+                states_TLH = torch.cat([row.aux_TAH, before_TH[:, None]], dim=1)
+                tensors = {"token_ids": row.input_ids_T, "hidden_states": states_TLH}
+                save_file(tensors, part / "hidden_states" / f"hs_{count}.safetensors")
+                dataset.add(row.id, row.input_ids_T, row.loss_mask_T & stored_T)
+                frequency.update(row.input_ids_T[row.loss_mask_T].tolist())  # ends of answers too: they are proposed
+                count += 1
+        if not count:
+            raise ForeignError(f"no rows to write to {folder}")
+        torch.save(dict(frequency), part / "token_freq.pt")
+    return count
+
+
 def rms_norm(state_TH: torch.Tensor, norm_H: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm in float32, as Llama and its kin end with."""
     state_TH = state_TH.float()
     return state_TH * torch.rsqrt(state_TH.square().mean(-1, keepdim=True) + eps) * norm_H.float()
+
+
+def _last_states(row: FeatureRow, framework: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The teacher's states [T, H], zeros where none is stored, and where one is, bool [T]."""
+    if row.last_MH is None:
+        raise ForeignError(
+            f"row {row.id!r} has a top-k teacher; {framework} needs the last hidden state: extract with a codec that "
+            "keeps it, such as 'fp8'"
+        )
+    T, H = row.input_ids_T.shape[0], row.last_MH.shape[1]
+    last_TH, stored_T = torch.zeros(T, H, dtype=row.last_MH.dtype), torch.zeros(T, dtype=torch.bool)
+    last_TH[row.last_slots], stored_T[row.last_slots] = row.last_MH, True
+    return last_TH, stored_T
+
+
+def _before_norm(row_id: str, last_TH: torch.Tensor, stored_T: torch.Tensor, norm_H, eps: float) -> torch.Tensor:
+    """States that RMSNorm turns into `last_TH`; proven, as only states of this very norm have them."""
+    if last_TH.shape[1] != norm_H.shape[0]:
+        raise ForeignError(f"row {row_id!r} has states of {last_TH.shape[1]}, the final norm is of {norm_H.shape[0]}")
+    before_TH = last_TH / norm_H
+    length_T = (before_TH.square().mean(-1) + eps).sqrt()[stored_T]  # the norm divides by it: 1 changes nothing
+    if bool(((length_T - 1).abs() > NORM_TOLERANCE).any()):
+        worst = length_T[(length_T - 1).abs().argmax()]
+        raise ForeignError(
+            f"row {row_id!r}: a last state divided by the final norm has a root mean square of {worst:.3g}, not 1: it "
+            "was stored after another norm, or rounding took channels that this norm makes very small"
+        )
+    return before_TH
 
 
 def _import(folder: Path, named: Iterable[tuple[str, Path]], read, writer: FeatureWriter) -> ImportSummary:

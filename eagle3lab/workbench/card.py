@@ -9,17 +9,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from .artefacts import gone_files
 from .card_text import CardFacts, card_text
-from .files import atomic_folder, read_json
+from .files import atomic_folder, read_json, write_json_atomic
 from .lineage import UpstreamError, UpstreamRun, ancestors, finished_run
 from .records import OK, all_records, newest, read_record
 from .root import from_root
 
-CARD = "README.md"
+CARD, TRAINING = "README.md", "training.json"
 _MEASURE = ("diagnostics", "serving", "scaling")  # stages that look at a drafter
 
 
@@ -48,6 +48,10 @@ def card(run: UpstreamRun, given: Given = Given()) -> str:
 
     ArtefactError when the drafter's files are no longer those that the run wrote.
     """
+    return card_text(_facts(run, given))
+
+
+def _facts(run: UpstreamRun, given: Given) -> CardFacts:
     draft = run.artefact("draft")
     runs_dir, runs = run.folder.parent, {"training": run}
     for stage, run_id in ancestors(run.record, runs_dir).items():
@@ -57,35 +61,39 @@ def card(run: UpstreamRun, given: Given = Given()) -> str:
     for record in records:  # oldest first: the newest of a stage stays
         if not gone_files(runs_dir / record["run_id"]):
             runs[record["stage"]] = UpstreamRun(record["stage"], record["run_id"], runs_dir / record["run_id"])
-    facts = CardFacts(
+    return CardFacts(
         target=run.record["parameters"]["target"]["value"],
         license=given.license,
         base_model=given.base_model or _hub_name(run.record["parameters"]["target"]["value"]),
         config=read_json(draft / "config.json"),
-        training=read_json(draft / "training.json"),
+        training=read_json(draft / TRAINING),
         weights_sha256=run.manifest["draft"]["files"]["model.safetensors"]["sha256"],
         store=_store(runs),
         accept=read_json(runs["diagnostics"].artefact("checks")).get("accept", []) if "diagnostics" in runs else [],
         records={stage: each.record for stage, each in runs.items()},
         results={stage: each.results for stage, each in runs.items()},
     )
-    return card_text(facts)
 
 
 def write_hub_folder(run: UpstreamRun, folder: str | Path, given: Given = Given()) -> Path:
     """A new folder with the drafter's files and its card as README.md, whole or not at all; returns its path.
 
+    Its training.json names the target as the card does, by its hub name or its folder's, and by its fingerprint: where
+    it lay on this machine is nobody else's business.
     UpstreamError when `folder` exists: what lies there is somebody's.
     """
     folder = Path(folder).expanduser()
     if folder.exists():
         raise UpstreamError(f"{folder} exists: name a new folder, or remove it first")
-    text, draft = card(run, given), run.artefact("draft")
+    facts, draft = _facts(run, given), run.artefact("draft")
     with atomic_folder(folder) as part:
         for name in run.manifest["draft"]["files"]:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(draft / name, part / name)
-        (part / CARD).write_text(text, encoding="utf-8")
+        named = facts.base_model or PurePath(facts.target).name
+        told = {"target": named, "target_fingerprint": facts.store.get("fingerprint", {}).get("target")}
+        write_json_atomic(part / TRAINING, {**facts.training, **told})
+        (part / CARD).write_text(card_text(facts), encoding="utf-8")
     return folder
 
 

@@ -25,9 +25,7 @@ _RECORD_KEEPER = f"{PACKAGE}.workbench"
 def stage_code(stage: str) -> dict[str, str]:
     """Source name -> sha256 for everything a stage runs: the notebook and the modules, by repository path."""
     spec = get_stage(stage)
-    cells = [
-        source(c) for c in code_cells(load_notebook(spec.notebook_path)) if PARAMETERS_TAG not in tags(c)
-    ]
+    cells = [source(c) for c in code_cells(load_notebook(spec.notebook_path)) if PARAMETERS_TAG not in tags(c)]
     hashes = {spec.notebook: _digest("\n".join(_normal(cell) for cell in cells))}
     seen: set[str] = set()
     waiting = [name for cell in cells for name in _imported(cell, "")]

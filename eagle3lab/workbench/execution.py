@@ -155,24 +155,18 @@ def _judge(
         return TIMEOUT, watch.error(name, message)
     if isinstance(problem, KeyboardInterrupt):
         return INTERRUPTED, watch.error(name, message or "interrupted")
-    if isinstance(problem, DeadKernelError) or (
-        isinstance(problem, RuntimeError) and "Kernel died" in message
-    ):
+    if isinstance(problem, DeadKernelError) or (isinstance(problem, RuntimeError) and "Kernel died" in message):
         hint = "the kernel's process is gone (killed, often for want of memory); see logs/kernel.log"
         return KERNEL_DIED, watch.error(name, hint)
     if isinstance(problem, PapermillExecutionError):
         if limits.cell_seconds and time.monotonic() - watch.started >= limits.cell_seconds:
-            return TIMEOUT, watch.error(
-                "CellTimeout", f"the cell ran past its limit of {limits.cell_seconds:g} s"
-            )
+            return TIMEOUT, watch.error("CellTimeout", f"the cell ran past its limit of {limits.cell_seconds:g} s")
         state = INTERRUPTED if problem.ename == "KeyboardInterrupt" else FAILED
         return state, watch.error(problem.ename, problem.evalue)
     return FAILED, watch.error(name, message)
 
 
-def _judge_finished(
-    stage: Stage, folder: Path, notebook: Any, watch: CellWatch
-) -> tuple[str, dict[str, Any] | None]:
+def _judge_finished(stage: Stage, folder: Path, notebook: Any, watch: CellWatch) -> tuple[str, dict[str, Any] | None]:
     """papermill came to an end without complaint: ok needs every cell run and every artefact made."""
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code" or not cell.source.strip():
@@ -180,9 +174,7 @@ def _judge_finished(
         left = any(output.get("ename") == "SystemExit" for output in cell.outputs)
         if left or cell.execution_count is None:
             watch.cell = index
-            return STOPPED_EARLY, watch.error(
-                "SystemExit", "sys.exit() ended the notebook; later cells never ran"
-            )
+            return STOPPED_EARLY, watch.error("SystemExit", "sys.exit() ended the notebook; later cells never ran")
     try:
         manifest = read_manifest(folder)
     except ArtefactError as error:

@@ -117,9 +117,7 @@ def append_jsonl(path: str | Path, row: Any) -> None:
         if size:
             file.seek(size - 1)
             if file.read(1) != b"\n":
-                raise ValueError(
-                    f"{path} ends in a partial line: read it once with read_jsonl(path, repair=True)"
-                )
+                raise ValueError(f"{path} ends in a partial line: read it once with read_jsonl(path, repair=True)")
         file.write(line.encode("utf-8"))
 
 

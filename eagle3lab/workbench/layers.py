@@ -102,9 +102,7 @@ def profile_layers(profile: str) -> dict[str, tuple[Path, dict[str, Any]]]:
             raise LayerError(f"{show_path(layers[name][0])} is named after no stage{nearest(name, STAGES)}")
     written = layers[COMMON][1].get("profile")
     if written != profile:
-        raise LayerError(
-            f"{show_path(layers[COMMON][0])} must hold the line `profile: {profile}` (found: {written!r})"
-        )
+        raise LayerError(f"{show_path(layers[COMMON][0])} must hold the line `profile: {profile}` (found: {written!r})")
     for name, (path, values) in layers.items():
         if name != COMMON and "profile" in values:
             raise LayerError(f"{show_path(path)}: `profile` belongs in common.yaml alone")

@@ -93,6 +93,4 @@ def check_runnable(path: str | Path) -> None:
                 "run the one under notebooks/ instead"
             )
         if cell["cell_type"] == "code" and re.search(r"\basyncio\.run\(", source(cell)):
-            raise NotebookError(
-                f"{name}, cell {number}: asyncio.run fails inside a notebook; write `await ...`"
-            )
+            raise NotebookError(f"{name}, cell {number}: asyncio.run fails inside a notebook; write `await ...`")

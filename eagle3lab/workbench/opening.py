@@ -122,9 +122,7 @@ def _values(spec: Stage, params: list[Param], namespace: Mapping[str, Any]) -> d
             raise ParameterError(f"{param.name} is not set: run the parameters cell of {spec.notebook} first")
         values[param.name] = fit_parameter(param, namespace[param.name], spec.notebook)
     if not re.fullmatch(r"\w+", values["profile"]):
-        raise ParameterError(
-            f"profile = {values['profile']!r}: letters, digits and _ only (it names run folders)"
-        )
+        raise ParameterError(f"profile = {values['profile']!r}: letters, digits and _ only (it names run folders)")
     return values
 
 

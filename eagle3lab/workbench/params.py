@@ -76,11 +76,7 @@ def read_parameters(notebook: str | Path) -> list[Param]:
         if isinstance(statement, ast.ImportFrom) and statement.module == "typing":
             continue
         where = f"{name}, parameters cell, line {statement.lineno}"
-        if not (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and statement.value
-        ):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value):
             raise ParameterError(
                 f"{where}: write `name: type = literal  # comment`, found "
                 f"`{ast.unparse(statement)}`; derive values in a later cell"
@@ -94,9 +90,7 @@ def read_parameters(notebook: str | Path) -> list[Param]:
         except TypeMismatch as problem:
             raise ParameterError(f"{where}: {param}: {problem}") from None
         except ValueError as problem:
-            raise ParameterError(
-                f"{where}: {param} must be a plain literal of a supported type: {problem}"
-            ) from None
+            raise ParameterError(f"{where}: {param} must be a plain literal of a supported type: {problem}") from None
         comment = comments.get(statement.end_lineno or statement.lineno, "")
         params.append(Param(param, declared, default, comment))
     return params
@@ -104,11 +98,7 @@ def read_parameters(notebook: str | Path) -> list[Param]:
 
 def _comments(cell: str) -> dict[int, str]:
     tokens = tokenize.generate_tokens(io.StringIO(cell).readline)
-    return {
-        token.start[0]: token.string.lstrip("# ").strip()
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    }
+    return {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
 
 
 def stage_parameters(stage: str) -> list[Param]:
@@ -174,11 +164,7 @@ def resolve_parameters(stage: str, profile: str, overrides: Mapping[str, Any] | 
 def fit_parameter(param: Param, value: Any, where: str) -> Any:
     """`value` as the declared type of `param`; ParameterError begins with `where`."""
     try:
-        return (
-            from_text(value, param.declared)
-            if isinstance(value, CommandLineText)
-            else fit(value, param.declared)
-        )
+        return from_text(value, param.declared) if isinstance(value, CommandLineText) else fit(value, param.declared)
     except TypeMismatch as problem:
         raise ParameterError(f"{where}: {param.name}: {problem}") from None
 
@@ -196,7 +182,5 @@ def share_overrides(stages: list[str], overrides: Mapping[str, Any]) -> dict[str
     everywhere = set().union(*known.values())
     for name in overrides:
         if name not in everywhere:
-            raise ParameterError(
-                f"unknown parameter {name!r}{nearest(name, everywhere)} in {', '.join(stages)}"
-            )
+            raise ParameterError(f"unknown parameter {name!r}{nearest(name, everywhere)} in {', '.join(stages)}")
     return {stage: {n: v for n, v in overrides.items() if n in names} for stage, names in known.items()}

@@ -81,19 +81,6 @@ def still_alive(record: Mapping[str, Any]) -> bool:
     """Whether the process that writes this run record still runs (on this machine)."""
     try:
         process = psutil.Process(record["pid"])
-        return (
-            process.status() != psutil.STATUS_ZOMBIE
-            and abs(process.create_time() - record["pid_started"]) < 1.0
-        )
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record["pid_started"]) < 1.0
     except psutil.Error:
         return False
-
-
-def leftover_processes(record: Mapping[str, Any]) -> list[psutil.Process]:
-    """Processes that a finished or cut-off run left behind, from the mark in its record (none while it
-    runs).
-    """
-    mark = record.get("mark")
-    if not mark or (record["state"] == "running" and still_alive(record)):
-        return []
-    return marked_processes(mark)

@@ -142,9 +142,7 @@ def begin_record(
     }
 
 
-def end_record(
-    record: Mapping[str, Any], state: str, error: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def end_record(record: Mapping[str, Any], state: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The record with its final state, end time and error ({cell, name, message} or None)."""
     ended = now()
     seconds = seconds_between(record["started"], ended)

@@ -52,18 +52,6 @@ class StageResult:
     error: dict[str, Any] | None
 
 
-def run_stage(
-    stage: str,
-    profile: str,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    force: bool = False,
-    limits: Limits | None = None,
-) -> StageResult:
-    """Run one stage, or find it unchanged. Raises before a kernel starts what `run_chain` raises."""
-    return run_chain(profile, [stage], overrides, force=force, limits=limits)[0]
-
-
 def run_chain(
     profile: str,
     stages: list[str] | None = None,

@@ -96,11 +96,7 @@ def fit(value: Any, declared: Declared) -> Any:
         for allowed in declared.inner:
             if type(value) is type(allowed) and value == allowed:
                 return value
-        hint = (
-            nearest(value, [a for a in declared.inner if isinstance(a, str)])
-            if isinstance(value, str)
-            else ""
-        )
+        hint = nearest(value, [a for a in declared.inner if isinstance(a, str)]) if isinstance(value, str) else ""
         raise TypeMismatch(f"{value!r} is not one of {', '.join(map(repr, declared.inner))}{hint}")
     if declared.kind == "float":
         return _fit_float(value)
@@ -124,9 +120,7 @@ def _fit_union(value: Any, declared: Declared) -> Any:
         except TypeMismatch as problem:
             if member.kind != "none":
                 problems.append(str(problem))
-    raise TypeMismatch(
-        problems[0] if len(problems) == 1 else f"{value!r} is {_name(value)}, wanted {declared}"
-    )
+    raise TypeMismatch(problems[0] if len(problems) == 1 else f"{value!r} is {_name(value)}, wanted {declared}")
 
 
 def _fit_float(value: Any) -> float:
@@ -147,9 +141,7 @@ def _hint(value: Any, declared: Declared) -> str:
             number = float(value)
         except ValueError:
             return ""
-        spelled = (
-            yaml_number(number) if declared.kind == "float" else str(int(number)) if number % 1 == 0 else ""
-        )
+        spelled = yaml_number(number) if declared.kind == "float" else str(int(number)) if number % 1 == 0 else ""
         return f": write {spelled} (YAML reads {value!r} as text)" if spelled else ""
     if declared.kind == "int" and isinstance(value, float) and value.is_integer():
         return f": write {int(value)}"
@@ -165,9 +157,7 @@ def _hint(value: Any, declared: Declared) -> str:
 def from_text(text: str, declared: Declared) -> Any:
     """A command-line text as the declared type: `3e-4` for a float, `true` for a bool, `[1]` for a list."""
     if declared.kind == "union":
-        members = sorted(
-            declared.inner, key=lambda member: member.kind == "str"
-        )  # text fits str always: last
+        members = sorted(declared.inner, key=lambda member: member.kind == "str")  # text fits str always: last
         for member in members:
             try:
                 return from_text(text, member)

@@ -1,6 +1,5 @@
 """Figures of the diagnosis draw what they were given, readably; the token view is right, escaped and whole."""
 
-import itertools
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -14,7 +13,8 @@ from eagle3lab.analysis.proposals import Proposals, calibration
 from eagle3lab.analysis.slices import attempts, grid, slice_by
 from eagle3lab.analysis.token_view import STYLES, answers_html, token_html, token_kinds
 from eagle3lab.draft.chain import first_slot, walk
-from tests.analysis.test_plots import DATA, words
+from tests.analysis.figures import assert_named, readable_words
+from tests.analysis.test_plots import DATA
 
 matplotlib.use("agg")
 V = 40
@@ -66,23 +66,12 @@ FIGURES = figures()
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_word_overlaps_another_or_leaves_the_figure(name):
-    figure = FIGURES[name]
-    boxes = words(figure)
-    assert len(boxes) > 5
-    for text, box in boxes:
-        assert box.x0 >= 0 and box.y0 >= -1, f"{text!r} leaves the figure"
-        assert box.x1 <= figure.bbox.width + 1 and box.y1 <= figure.bbox.height + 1, f"{text!r} leaves the figure"
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        across, along = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across < 1 or along < 1, f"{one!r} lies on {other!r}"
+    assert len(readable_words(FIGURES[name])) > 5
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_names_its_data_and_its_axes(name):
-    figure = FIGURES[name]
-    assert any(DATA in text.get_text().replace("\n", " ") for text in figure.texts)
-    assert all(axes.get_xlabel() for axes in figure.axes)
-    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+    assert_named(FIGURES[name], DATA)
 
 
 def test_the_waterfall_draws_the_parts():

@@ -203,11 +203,6 @@ def late(aux_TAH, last_TH, ids):
     return aux_TAH.roll(1, 0), last_TH, ids
 
 
-def with_nan(aux_TAH, last_TH, ids):
-    aux_TAH[2, 1, 3] = float("nan")
-    return aux_TAH, last_TH, ids
-
-
 def zeros_at_the_end(aux_TAH, last_TH, ids):
     aux_TAH[-3:] = 0
     return aux_TAH, last_TH, ids

@@ -30,9 +30,7 @@ def target(tmp_path):
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     shards = {"model-00001-of-00002.safetensors": "embed", "model-00002-of-00002.safetensors": "head"}
     for shard, name in shards.items():
-        save_file(
-            {name: torch.ones(4, 3, dtype=torch.bfloat16), f"{name}.ids": torch.arange(3)}, tmp_path / shard
-        )
+        save_file({name: torch.ones(4, 3, dtype=torch.bfloat16), f"{name}.ids": torch.arange(3)}, tmp_path / shard)
     index = {"weight_map": {name: shard for shard, name in shards.items()}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tmp_path

@@ -1,20 +1,18 @@
 """Figures: what they draw is what they were given, and no word lies on another or outside the figure."""
 
-import itertools
 from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
 
 from eagle3lab.analysis import plots, scaling_plots, serving_plots, style, training_plots
 from eagle3lab.analysis.accept import PromptCycles, cycle_acceptance, histogram, position_acceptance
 from eagle3lab.analysis.bench_row import BenchRow, break_even, cycle_ms
 from eagle3lab.analysis.breakeven import fit_cycle_cost
 from eagle3lab.analysis.scaling import ScalingPoint, fit_positions, fit_scaling
+from tests.analysis.figures import assert_named, readable_words
 
 matplotlib.use("agg")
 
@@ -138,44 +136,14 @@ def figures():
 FIGURES = figures()
 
 
-def words(figure):
-    """Every drawn text with its box in pixels (tick labels outside the axes' range are not drawn)."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    hidden = set()
-    upper_axes = [child for axes in figure.axes for child in axes.child_axes]
-    for axes in [*figure.axes, *upper_axes]:
-        axis_pairs = [(axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())]
-        for axis, limits in axis_pairs:
-            low, high = sorted(limits)
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not low <= tick.get_loc() <= high:
-                    hidden |= {tick.label1, tick.label2}
-    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in hidden]
-    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_word_overlaps_another_or_leaves_the_figure(name):
-    figure = FIGURES[name]
-    boxes = words(figure)
-    assert len(boxes) > 5
-    for text, box in boxes:
-        assert box.x0 >= 0 and box.y0 >= -1, f"{text!r} leaves the figure"
-        assert box.x1 <= figure.bbox.width + 1 and box.y1 <= figure.bbox.height + 1, f"{text!r} leaves the figure"
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        across = min(a.x1, b.x1) - max(a.x0, b.x0)
-        along = min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across < 1 or along < 1, f"{one!r} lies on {other!r}"
+    assert len(readable_words(FIGURES[name])) > 5
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_names_its_data_and_its_axes(name):
-    figure = FIGURES[name]
-    assert any(DATA in text.get_text().replace("\n", " ") for text in figure.texts)
-    assert all(axes.get_xlabel() for axes in figure.axes)
-    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)  # opaque: reads the same on dark pages
+    assert_named(FIGURES[name], DATA)
 
 
 def luminance(colour):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from eagle3lab.analysis import tables
-from eagle3lab.analysis.accept import AcceptSetting, PromptCycles, cycle_acceptance, summarise
+from eagle3lab.analysis.accept import AcceptSetting, PromptCycles, summarise
 from eagle3lab.analysis.attribution import Walked, attribute, verifications
 from eagle3lab.analysis.bench_row import BenchRow
 from eagle3lab.analysis.doctor import Check
@@ -91,7 +91,7 @@ def test_bench_table():
     assert row["first token, ms"] == "100 / 250 / 1000"
 
 
-def test_accept_and_position_tables():
+def test_accept_table():
     setting = AcceptSetting("embedded", 2, 1, 3, 0.0, "humaneval")
     summary = summarise([PromptCycles("a", (2, 0)), PromptCycles("b", (1, 1))], setting)
     row = tables.accept_table([summary]).iloc[0]
@@ -101,13 +101,6 @@ def test_accept_and_position_tables():
         2,
         4,
     )
-    table = tables.position_table({"served": cycle_acceptance([2, 0, 1, 1], 2)})
-    assert list(table.columns) == [
-        "served joint",
-        "served conditional",
-    ]  # marginals cannot be seen from outside
-    assert list(table.index) == [1, 2]
-    assert table["served conditional"].tolist() == [0.75, 0.333]
 
 
 def test_the_waterfall_as_a_table_adds_up(waterfall):

@@ -13,8 +13,8 @@ from eagle3lab.data.rehearsal.rows import set_texts, write_rows
 from eagle3lab.data.targets import resolve_target
 from eagle3lab.draft.checkpoint import read_training
 from eagle3lab.engines.servers.findings import faults
+from eagle3lab.engines.servers.model_files import read_target
 from eagle3lab.engines.sglang.guards import before_launch
-from eagle3lab.engines.sglang.model_files import read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.known_sets import set_name

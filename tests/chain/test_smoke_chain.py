@@ -34,7 +34,12 @@ FIGURES = {
     "inference": {"answer_lengths", "answers", "time_left"},
     "training": {"training_curves", "acceptance_gained"},
     "diagnostics": {
-        "acceptance_by_position", "accept_histogram", "waterfall", "slices", "entropy_by_position", "calibration",
+        "acceptance_by_position",
+        "accept_histogram",
+        "waterfall",
+        "slices",
+        "entropy_by_position",
+        "calibration",
     },
     "serving": {"serving_speed", "break_even", "served_by_position", "grid", "what_if", "what_if_1"},
     "scaling": {"scaling_curve", "scaling_by_position"},

@@ -14,7 +14,7 @@ from eagle3lab.data.chat import (
     special_token_in,
     special_tokens,
 )
-from eagle3lab.data.spans import MaskError, check_spans, mask_of
+from eagle3lab.data.spans import MaskError, check_spans
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(lambda t: "<|" not in t)
 pairs = st.lists(st.tuples(words, words), min_size=1, max_size=3)
@@ -77,10 +77,6 @@ def test_all_zero_and_all_one_masks_are_refused(chatml):
 def test_impossible_spans_are_refused(spans):
     with pytest.raises(MaskError, match="row: loss span"):
         check_spans(4, spans)
-
-
-def test_a_mask_has_one_value_a_token():
-    assert mask_of(5, [[1, 3], [4, 5]]) == [False, True, True, False, True]
 
 
 def test_a_template_that_rewrites_history_is_refused(make_tokenizer):

@@ -1,19 +1,21 @@
 """Prompts for glassllm (a real trained target of 0.85 M weights), and a drafter overfit on its answers to some."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoTokenizer
 
-from eagle3lab.analysis.heldout import capture_answers
-from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.analysis.accept import PromptCycles
+from eagle3lab.analysis.heldout import capture_answers, simulate
+from eagle3lab.draft.checkpoint import export_draft, load_draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.target_weights import read_target_weights
 from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.vocab import VocabMap
-from eagle3lab.engines.base import Request
+from eagle3lab.engines.base import Completion, Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
 
 AUX_LAYERS = [1, 2, 3]  # four layers: the default 2, L//2, L-3 would name one layer twice
@@ -43,9 +45,24 @@ def greedy_answers(engine: EmbeddedEngine, rows: list[list[int]], max_tokens: in
     """The engine's own answers, as `analysis.heldout` takes them."""
     requests = [Request(f"r{i}", ids, max_tokens) for i, ids in enumerate(rows)]
     done = {answer.id: answer for answer in engine.generate(requests)}
-    return [
-        {"id": r.id, "set": "story", "prompt_ids": r.input_ids, "output_ids": done[r.id].output_ids} for r in requests
-    ]
+    return [_row(done[request.id]) for request in requests]
+
+
+def _row(answer: Completion) -> dict:
+    return {"id": answer.id, "set": "story", "prompt_ids": answer.prompt_ids, "output_ids": answer.output_ids}
+
+
+def served_cycles(answers: Iterable[SpecCompletion]) -> list[PromptCycles]:
+    """What each verification of a server accepted."""
+    return [PromptCycles.served(done.id, len(done.output_ids), done.accepted) for done in answers]
+
+
+def simulated_cycles(
+    engine: EmbeddedEngine, folder: Path, answers: Iterable[SpecCompletion], num_steps: int
+) -> list[PromptCycles]:
+    """The offline walk of a drafter's folder, as it was trained, over these answers."""
+    draft = load_draft(folder, engine.embed_VH)
+    return simulate(draft, capture_answers(engine, map(_row, answers), 1024), num_steps=num_steps).cycles
 
 
 def train_draft(

@@ -32,9 +32,7 @@ def test_visible_keys_by_hand():
 
 
 numbers = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=6)
-actions = st.lists(
-    st.tuples(st.sampled_from(["append", "drop", "truncate", "prefill"]), st.integers(0, 99), numbers)
-)
+actions = st.lists(st.tuples(st.sampled_from(["append", "drop", "truncate", "prefill"]), st.integers(0, 99), numbers))
 
 
 @given(st.lists(numbers, min_size=1, max_size=3), actions)

@@ -127,10 +127,7 @@ def test_a_last_cycle_cut_by_an_accepted_end_token(llama):
 def test_the_context_can_be_filled_and_not_exceeded(llama):
     engine = EmbeddedEngine(llama.target.folder, end_ids=())
     plain = next(engine.generate([Request("full", [7] * 100, 28)]))
-    assert (
-        next(engine.speculate(RandomDraft(), [Request("full", [7] * 100, 28)], 7)).output_ids
-        == plain.output_ids
-    )
+    assert next(engine.speculate(RandomDraft(), [Request("full", [7] * 100, 28)], 7)).output_ids == plain.output_ids
     with pytest.raises(ContextError, match="'over'"):
         next(engine.speculate(RandomDraft(), [Request("over", [7] * 100, 29)], 3))
 

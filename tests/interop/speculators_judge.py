@@ -1,7 +1,8 @@
 """Run in a process of its own, speculators on its path: it converts and opens our drafter, and writes a dump.
 
-Usage: speculators_judge.py FOLDER AUX_LAYER ... It reads ours/ (a drafter), target/ and row.safetensors (ids [T], aux
-[T, A H], states [T, A + 1, H]) there, and writes converted/ (a drafter), dump/ (features) and found.safetensors.
+Usage: speculators_judge.py FOLDER AUX_LAYER ... It reads ours/ (a drafter), target/, exported/ (features) and
+row.safetensors (ids [T], aux [T, A H], states [T, A + 1, H]) there, and writes converted/ (a drafter), dump/ (features)
+and found.safetensors.
 """
 
 import sys
@@ -11,7 +12,11 @@ import torch
 from hs_connectors.fp8_utils import quantize_tensor_to_fp8
 from safetensors.torch import load_file, save_file
 from speculators.convert.eagle.eagle3_converter import Eagle3Converter
+from speculators.losses.eager import kl_div_loss
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.eagle3.data import shift_batch
+from speculators.train.data import ArrowDataset, CollateFn
+from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 
 
 def main(folder: Path, aux_layers: list[int]) -> None:
@@ -29,6 +34,7 @@ def main(folder: Path, aux_layers: list[int]) -> None:
     with torch.no_grad():
         model(row["aux"][None], row["ids"][None], document_ids=torch.zeros(1, T, dtype=torch.long), ttt_steps=1)
     found = {"logits": seen[0], "d2t": model.d2t.clone(), "target_layer_ids": torch.tensor(model.target_layer_ids)}
+    found |= trained_on(folder / "exported", model)
     (folder / "dump").mkdir()
     save_file({"token_ids": row["ids"], "hidden_states": row["states"]}, folder / "dump" / "hs_0.safetensors")
     states, scales = quantize_tensor_to_fp8(row["states"])
@@ -37,6 +43,30 @@ def main(folder: Path, aux_layers: list[int]) -> None:
         folder / "dump" / "hs_1.safetensors",
     )
     save_file(found, folder / "found.safetensors")
+
+
+@torch.no_grad()
+def trained_on(folder: Path, model: Eagle3DraftModel) -> dict[str, torch.Tensor]:
+    """What its training makes of a folder of features: rows packed as it packs them, its teacher, its loss; the loss
+    also with other states where the mask is not set, and where it is; its draft vocabulary of the 5 commonest ids."""
+    model.load_verifier_weights()
+    kept = {"max_len": 64, "hidden_states_dtype": torch.float32}
+    dataset = ArrowDataset(datapath=folder, on_missing="raise", **kept)
+    aux = dataset[0]["hidden_states"].shape[1] // model.hidden_size
+    collate = CollateFn(64, model.hidden_size, aux, torch.float32, preprocess=shift_batch)
+    batch = collate([dataset[i] for i in range(len(dataset))])
+    errors, last, mask = batch.pop("error_records"), batch["verifier_last_hidden_states"], batch["loss_mask"].bool()
+    assert not errors
+    noise = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)) * 9
+    found = {f"train.{name}": tensor.clone() for name, tensor in batch.items()}
+    found["train.teacher"] = model.verifier_norm(last)
+    told = {"ttt_steps": 2, "loss_config": {"kl_div": (kl_div_loss, 1.0)}}  # the fused losses need a GPU
+    for name, changed in (("loss", mask & ~mask), ("loss_untrained_changed", ~mask), ("loss_trained_changed", mask)):
+        states = torch.where(changed[..., None], noise, last)
+        found[f"train.{name}"] = model(**{**batch, "verifier_last_hidden_states": states}, **told)[1].clone()
+    counts = torch.load(folder / "token_freq.pt", weights_only=True)
+    found["train.d2t"], _ = build_vocab_mappings_from_distribution(counts, 5, model.t2d.shape[0])
+    return found
 
 
 if __name__ == "__main__":

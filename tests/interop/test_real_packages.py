@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.foreign import import_draft
 from eagle3lab.features.encode import FeatureRow
-from eagle3lab.features.foreign import export_specforge, import_speculators
+from eagle3lab.features.foreign import export_specforge, export_speculators, import_speculators, rms_norm
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.draft.samples import A, H, L, V, make_draft, make_row
 
@@ -27,7 +27,7 @@ HERE, T = Path(__file__).parent, 9
 AUX_LAYERS = (1, 3, 6)
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": L, "hidden_size": H,
-    "vocab_size": V, "num_attention_heads": 4, "max_position_embeddings": 2048,
+    "vocab_size": V, "num_attention_heads": 4, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32, sums in another order
 
@@ -61,7 +61,7 @@ def work_folder(root, draft, row):
     weights = {
         "model.embed_tokens.weight": draft.embed_VH.clone(),
         "lm_head.weight": torch.randn(V, H, generator=generator),
-        "model.norm.weight": torch.ones(H),
+        "model.norm.weight": torch.empty(H).uniform_(0.5, 2, generator=generator),
     }
     save_file(weights, root / "target" / "model.safetensors", metadata={"format": "pt"})
     export_draft(draft, root / "ours", {}, dtype=torch.float32)
@@ -96,7 +96,20 @@ def specforge(packages, draft, row, tmp_path_factory):
 def speculators(packages, draft, row, tmp_path_factory):
     """(folder, what speculators found in it)."""
     folder = work_folder(tmp_path_factory.mktemp("speculators"), draft, row)
+    norm_H = load_file(folder / "target" / "model.safetensors")["model.norm.weight"]
+    export_speculators(stored_rows(norm_H), folder / "exported", norm_H, TARGET["rms_norm_eps"])
     return folder, judge("speculators", packages, folder, *map(str, AUX_LAYERS))
+
+
+def stored_rows(norm_H):
+    """Rows as a store hands them out, their teachers states after the target's final norm."""
+    rows = []
+    for number, (length, spans) in enumerate([(9, [(2, 9)]), (12, [(3, 6), (8, 11)]), (5, [(4, 5)])]):
+        row = make_row(40 + number, length, spans)
+        teacher_MH = rms_norm(7 * row.last_MH, norm_H, TARGET["rms_norm_eps"])
+        tokens = (row.input_ids_T, row.loss_mask_T, row.aux_TAH, row.last_slots, teacher_MH)
+        rows.append(FeatureRow(row.id, "train", "a", *tokens))
+    return rows
 
 
 def our_logits(draft, row):
@@ -154,3 +167,36 @@ def test_we_read_a_dump_in_fp8_that_speculators_quantised(speculators, row, tmp_
     largest = row.aux_TAH.abs().max().item()
     assert (rounded.aux_TAH.float() - row.aux_TAH).abs().max() < largest / 8  # e4m3 has 3 bits behind the point
     assert not torch.equal(rounded.aux_TAH, whole.aux_TAH)
+
+
+def test_speculators_trains_on_the_features_we_export(speculators):
+    folder, found = speculators
+    rows = stored_rows(load_file(folder / "target" / "model.safetensors")["model.norm.weight"])
+    ids, mask, aux, teacher = (
+        found[f"train.{name}"][0] for name in ("input_ids", "loss_mask", "hidden_states", "teacher")
+    )
+    start, trained = 0, []
+    for number, row in enumerate(rows):
+        T = len(row.input_ids_T)
+        assert torch.equal(ids[start : start + T - 1], row.input_ids_T[1:])  # its shift: x_1, g_0, y_1, l_1
+        assert torch.equal(aux[start : start + T - 1], row.aux_TAH.flatten(1)[:-1])
+        assert found["train.document_ids"][0, start : start + T - 1].unique().tolist() == [number]
+        for slot, state in zip(row.last_slots.tolist(), row.last_MH, strict=True):
+            if row.loss_mask_T[slot]:  # x_slot and the token that this state foretells are the answer's
+                torch.testing.assert_close(teacher[start + slot - 1], state, **CLOSE)
+                trained.append(start + slot - 1)
+        start += T - 1
+    assert mask.nonzero().flatten().tolist() == trained and len(trained) == 6 + 2 + 2
+
+
+def test_speculators_learns_nothing_from_states_that_the_store_does_not_have(speculators):
+    _, found = speculators
+    assert found["train.loss"] > 0 and torch.equal(found["train.loss_untrained_changed"], found["train.loss"])
+    assert not torch.allclose(found["train.loss_trained_changed"], found["train.loss"])
+
+
+def test_speculators_takes_its_draft_vocabulary_from_the_counts_we_export(speculators):
+    _, found = speculators
+    answers = torch.cat([row.input_ids_T[row.loss_mask_T] for row in stored_rows(torch.ones(H))])
+    commonest = sorted(answers.unique().tolist(), key=lambda token: (-int((answers == token).sum()), token))[:5]
+    assert (found["train.d2t"] + torch.arange(5)).tolist() == sorted(commonest)

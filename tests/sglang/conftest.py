@@ -3,44 +3,21 @@
 from dataclasses import replace
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from eagle3lab.data.targets import resolve_target
-from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.server import PYTHON
 from eagle3lab.engines.sglang.spec import ServerSpec
-from tests.engines.story import AUX_LAYERS, prompts, train_draft
+from tests.engines.story import AUX_LAYERS, train_draft
+from tests.engines.story_fixtures import *  # noqa: F403 (the fixtures)
+from tests.engines.story_fixtures import ANSWER
 
-TRAINED_PROMPTS, ANSWER = 6, 40
+TRAINED_PROMPTS = 6  # the first of those that are served
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server_environment():
     if not PYTHON.exists():
         pytest.fail(f"{PYTHON} is missing: make it with `make sglang-env`, or leave these tests out: -m 'not sglang'")
-
-
-@pytest.fixture(scope="session")
-def story():
-    """Folder of glassllm, a real trained Llama of 0.85 M weights with a context of 128."""
-    return resolve_target("glassllm/en")
-
-
-@pytest.fixture(scope="session")
-def story_prompts(story):
-    """24 prompts of 2 to 59 tokens. The drafter was trained on the answers to the first TRAINED_PROMPTS."""
-    return prompts(story, 24)
-
-
-@pytest.fixture(scope="session")
-def story_reference(story):
-    return AutoModelForCausalLM.from_pretrained(story, attn_implementation="eager").eval()
-
-
-@pytest.fixture(scope="session")
-def story_embedded(story):
-    return EmbeddedEngine(story, aux_layers=AUX_LAYERS, end_ids=())
 
 
 @pytest.fixture(scope="session")

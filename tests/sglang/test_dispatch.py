@@ -13,7 +13,7 @@ from eagle3lab.engines.dispatch.work import Partition, Work
 from eagle3lab.engines.sglang.server import SGLangServer
 from tests.engines.dispatch.fakes import answers, aside
 from tests.engines.story import greedy_answers
-from tests.sglang.conftest import ANSWER
+from tests.engines.story_fixtures import ANSWER
 
 pytestmark = pytest.mark.sglang
 PARTITION = Partition("short", concurrency=6, max_tokens=ANSWER, timeout_s=120.0)

@@ -6,7 +6,8 @@ import pytest
 from eagle3lab.draft.checkpoint import load_draft
 from eagle3lab.engines.base import Request
 from tests.engines.story import train_draft
-from tests.sglang.conftest import ANSWER, TRAINED_PROMPTS
+from tests.engines.story_fixtures import ANSWER
+from tests.sglang.conftest import TRAINED_PROMPTS
 
 pytestmark = pytest.mark.sglang
 

@@ -9,7 +9,7 @@ from eagle3lab.engines.base import Request
 from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.sglang.engine import SGLangEngine
 from tests.engines.story import greedy_answers
-from tests.sglang.conftest import ANSWER
+from tests.engines.story_fixtures import ANSWER
 
 pytestmark = pytest.mark.sglang
 

@@ -17,7 +17,8 @@ from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.engines.embedded import EmbeddedEngine
 from tests.engines.story import greedy_answers
-from tests.sglang.conftest import ANSWER, TRAINED_PROMPTS
+from tests.engines.story_fixtures import ANSWER
+from tests.sglang.conftest import TRAINED_PROMPTS
 
 # four servers are started: two minutes on a quiet machine, and many more on a busy one
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from eagle3lab.analysis.accept import PromptCycles, accept_length, disagreements, histogram
-from eagle3lab.analysis.heldout import capture_answers, simulate
+from eagle3lab.analysis.accept import accept_length, disagreements, histogram
+from eagle3lab.analysis.heldout import capture_answers
 from eagle3lab.analysis.server_states import compare_states
-from eagle3lab.draft.checkpoint import load_draft
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.servers.findings import LaunchRefused
@@ -16,8 +15,9 @@ from eagle3lab.engines.sglang.blocking import generate_all
 from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.pool import Speculation
 from eagle3lab.engines.sglang.server import SGLangServer
-from tests.engines.story import AUX_LAYERS, greedy_answers
-from tests.sglang.conftest import ANSWER, TRAINED_PROMPTS
+from tests.engines.story import AUX_LAYERS, greedy_answers, served_cycles, simulated_cycles
+from tests.engines.story_fixtures import ANSWER
+from tests.sglang.conftest import TRAINED_PROMPTS
 
 pytestmark = pytest.mark.sglang
 AT_ONCE = 6
@@ -54,18 +54,13 @@ def test_a_tree_changes_no_answer_and_accepts_more(story_engine, story_draft, pl
     tree = list(story_engine.speculate(story_draft, requests, **shape, batch_size=AT_ONCE))
     assert {done.id: done.output_ids for done in tree} == plain
     assert sum(len(done.accepted) for done in tree) < sum(len(done.accepted) for done in chain)
-    for done in tree:
-        PromptCycles.served(done.id, len(done.output_ids), done.accepted)
+    assert len(served_cycles(tree)) == len(tree)  # each adds up, or ValueError
 
 
-def test_every_verification_is_the_simulated_one(story_engine, story_embedded, story_draft, chain, requests):
+def test_every_verification_is_the_simulated_one(story_embedded, story_draft, chain):
     """The drafter trained here, on the same prompts: the offline walk over the target's answers predicts what the
     server accepts, verification for verification."""
-    answers = {done.id: done.output_ids for done in chain}
-    rows = [{"id": r.id, "set": "story", "prompt_ids": r.input_ids, "output_ids": answers[r.id]} for r in requests]
-    draft = load_draft(story_draft, story_embedded.embed_VH)
-    simulated = simulate(draft, capture_answers(story_embedded, rows, 1024), num_steps=3).cycles
-    served = [PromptCycles.served(done.id, len(done.output_ids), done.accepted) for done in chain]
+    simulated, served = simulated_cycles(story_embedded, story_draft, chain, 3), served_cycles(chain)
     assert disagreements(served, simulated) == []
     counts = histogram([a for row in served for a in row.accepted], 3)
     assert counts == histogram([a for row in simulated for a in row.accepted], 3)

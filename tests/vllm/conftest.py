@@ -3,16 +3,15 @@
 import platform
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from eagle3lab.data.targets import resolve_target
-from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.vllm.engine import VllmEngine
 from eagle3lab.engines.vllm.server import PYTHON
 from eagle3lab.engines.vllm.spec import VllmSpec
 from tests.engines.story import AUX_LAYERS, prompts, train_draft
+from tests.engines.story_fixtures import *  # noqa: F403 (the fixtures)
+from tests.engines.story_fixtures import ANSWER, PROMPTS
 
-HELD_OUT, TRAINED, ANSWER = 24, 40, 40  # prompts to serve, prompts trained on, tokens of an answer
+TRAINED_PROMPTS = 40  # beside those that are served
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,31 +23,9 @@ def server_environment():
 
 
 @pytest.fixture(scope="session")
-def story():
-    """Folder of glassllm, a real trained Llama of 0.85 M weights with a context of 128."""
-    return resolve_target("glassllm/en")
-
-
-@pytest.fixture(scope="session")
-def story_prompts(story):
-    """Prompts that the drafter was not trained on."""
-    return prompts(story, HELD_OUT)
-
-
-@pytest.fixture(scope="session")
-def story_reference(story):
-    return AutoModelForCausalLM.from_pretrained(story, attn_implementation="eager").eval()
-
-
-@pytest.fixture(scope="session")
-def story_embedded(story):
-    return EmbeddedEngine(story, aux_layers=AUX_LAYERS, end_ids=())
-
-
-@pytest.fixture(scope="session")
 def story_draft(story, tmp_path_factory):
     """A drafter of this project with a pruned vocabulary, trained on other prompts and not until it knows them."""
-    rows = prompts(story, HELD_OUT + TRAINED)[HELD_OUT:]
+    rows = prompts(story, PROMPTS + TRAINED_PROMPTS)[PROMPTS:]
     return train_draft(story, tmp_path_factory.mktemp("story") / "draft", rows, ANSWER, epochs=12, pruned=True)
 
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from eagle3lab.analysis.accept import PromptCycles, accept_length, disagreements, histogram
-from eagle3lab.analysis.heldout import capture_answers, simulate
-from eagle3lab.draft.checkpoint import load_draft
+from eagle3lab.analysis.accept import accept_length, disagreements, histogram
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.servers.findings import LaunchRefused
 from eagle3lab.engines.sglang.blocking import generate_all
@@ -17,7 +15,8 @@ from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.vllm.client import answer_all
 from eagle3lab.engines.vllm.server import VllmServer
-from tests.vllm.conftest import ANSWER
+from tests.engines.story import served_cycles, simulated_cycles
+from tests.engines.story_fixtures import ANSWER
 
 pytestmark = pytest.mark.vllm
 AT_ONCE, STEPS = 6, 3
@@ -39,16 +38,8 @@ def chain(vllm_engine, story_draft, requests):
 
 
 @pytest.fixture(scope="module")
-def simulated(story_embedded, story_draft, chain, requests):
-    """The offline walk of the drafter as it was trained over the answers."""
-    answers = {done.id: done.output_ids for done in chain[0]}
-    rows = [{"id": r.id, "set": "story", "prompt_ids": r.input_ids, "output_ids": answers[r.id]} for r in requests]
-    draft = load_draft(story_draft, story_embedded.embed_VH)
-    return simulate(draft, capture_answers(story_embedded, rows, 1024), num_steps=STEPS).cycles
-
-
-def served(answers):
-    return [PromptCycles.served(done.id, len(done.output_ids), done.accepted) for done in answers]
+def simulated(story_embedded, story_draft, chain):
+    return simulated_cycles(story_embedded, story_draft, chain[0], STEPS)
 
 
 def tau(cycles):
@@ -61,7 +52,7 @@ def test_a_chain_changes_no_answer(vllm_engine, chain, requests):
 
 
 def test_every_verification_is_the_simulated_one(chain, simulated):
-    cycles = served(chain[0])
+    cycles = served_cycles(chain[0])
     assert len(cycles) >= 20 and disagreements(cycles, simulated) == []
     counts = histogram([a for row in cycles for a in row.accepted], STEPS)
     assert min(counts) > 0  # every number of accepted drafts occurs, or this shows little
@@ -106,5 +97,5 @@ def test_layers_one_off_are_refused_and_would_be_seen(story_spec, story_draft, c
     with server:
         answers = list(answer_all(server.url, requests, concurrency=AT_ONCE))
     assert {done.id: done.output_ids for done in answers} == {done.id: done.output_ids for done in chain[0]}
-    assert len(disagreements(served(answers), simulated)) > len(requests) // 2
-    assert tau(served(answers)) < tau(served(chain[0]))
+    assert len(disagreements(served_cycles(answers), simulated)) > len(requests) // 2
+    assert tau(served_cycles(answers)) < tau(served_cycles(chain[0]))

@@ -168,6 +168,30 @@ def test_paths_of_the_machine_stay_out(records):
     assert ModelCard(card(training_run("tiny"), Given(base_model="me/Mine"))).data.base_model == "me/Mine"
 
 
+@pytest.mark.parametrize(
+    ("target", "given", "named"),
+    [
+        ("/data/models/Mine", Given(), "Mine"),
+        ("/data/models/Mine", Given(base_model="me/Mine"), "me/Mine"),
+        ("owner/Model-1B", Given(), "owner/Model-1B"),
+    ],
+)
+def test_the_folder_for_a_hub_names_the_target_and_not_where_it_lay(records, tmp_path, target, given, named):
+    folder, draft = records.runs / "tiny-training-1", records.runs / "tiny-training-1/draft"
+    record = json.loads((folder / "run.json").read_text())
+    record["parameters"]["target"]["value"] = target
+    (folder / "run.json").write_text(json.dumps(record))
+    before = json.loads((draft / "training.json").read_text()) | {"target": target}
+    (draft / "training.json").write_text(json.dumps(before))
+    manifest = {"draft": describe(folder, draft, "data")}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    hub = write_hub_folder(training_run("tiny"), tmp_path / "hub", given)
+    told = json.loads((hub / "training.json").read_text())
+    assert told == {**before, "target": named, "target_fingerprint": "ab" * 32}
+    assert all(b"/data" not in path.read_bytes() for path in hub.iterdir())
+    assert json.loads((draft / "training.json").read_text()) == before  # the run's own record stays
+
+
 def test_a_damaged_drafter_gets_no_card(records):
     (records.runs / "tiny-training-1/draft/model.safetensors").write_bytes(b"something else")
     with pytest.raises(ArtefactError, match="not the file"):

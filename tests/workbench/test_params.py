@@ -72,9 +72,7 @@ def test_layers_and_origins(lab):
 def test_yaml_number_read_as_text_is_refused_with_the_way_out(lab):
     assert yaml.safe_load("1e-4") == "1e-4"  # the trap itself
     lab.layer("data_prep", "lr: 1e-4\n")
-    with pytest.raises(
-        ParameterError, match=r"data_prep.yaml: lr: '1e-4' is text, wanted float: write 1.0e-4"
-    ):
+    with pytest.raises(ParameterError, match=r"data_prep.yaml: lr: '1e-4' is text, wanted float: write 1.0e-4"):
         resolve_parameters("data_prep", "tiny")
 
 
@@ -97,9 +95,7 @@ def test_yaml_surprises_are_refused(lab, text, message):
 
 def test_nearest_right_names(lab):
     lab.layer("data_prep", "wrods: 3\n")
-    with pytest.raises(
-        ParameterError, match=r"data_prep.yaml: unknown parameter 'wrods' \(did you mean 'words'\?\)"
-    ):
+    with pytest.raises(ParameterError, match=r"data_prep.yaml: unknown parameter 'wrods' \(did you mean 'words'\?\)"):
         resolve_parameters("data_prep", "tiny")
     with pytest.raises(ParameterError, match="did you mean 'times'"):
         share_overrides(["data_prep", "inference"], {"tims": 3})
@@ -217,9 +213,7 @@ def test_command_line_text_is_read_as_the_declared_type(text, annotation, value)
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "annotation"), [("1", "bool"), ("1.5", "int"), ("nan", "float"), ("[1", "list[int]")]
-)
+@pytest.mark.parametrize(("text", "annotation"), [("1", "bool"), ("1.5", "int"), ("nan", "float"), ("[1", "list[int]")])
 def test_command_line_text_that_is_no_such_type(text, annotation):
     with pytest.raises(TypeMismatch):
         from_text(text, declared(annotation))

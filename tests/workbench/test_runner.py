@@ -22,7 +22,7 @@ from eagle3lab.workbench.guards import (
 from eagle3lab.workbench.params import ParameterError
 from eagle3lab.workbench.plan import plan
 from eagle3lab.workbench.records import all_records, newest, read_record
-from eagle3lab.workbench.runner import run_chain, run_stage
+from eagle3lab.workbench.runner import run_chain
 
 CHAIN = ["data_prep", "inference"]
 notebooks = pytest.mark.notebooks
@@ -34,6 +34,10 @@ def at_work(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def run_stage(stage, profile, overrides=None, **options):
+    return run_chain(profile, [stage], overrides, **options)[0]
 
 
 def ends(results):
@@ -159,9 +163,7 @@ def test_every_end_is_told_apart(lab, cell, limits, state, error):
 @notebooks
 def test_wall_clock_limit_through_the_command(lab):
     lab.notebook("data_prep", "words: int = 3  # words\n", "import time\nwhile True:\n    time.sleep(1)")
-    process = lab.command(
-        "-m", "eagle3lab", "run", "tiny", "--only", "data_prep", "--timeout-minutes", "0.15"
-    )
+    process = lab.command("-m", "eagle3lab", "run", "tiny", "--only", "data_prep", "--timeout-minutes", "0.15")
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 124, output
     [name] = lab.folders()
@@ -193,9 +195,7 @@ def test_a_killed_kernel_is_told_and_the_run_continues_in_the_same_folder(lab):
     rows = [json.loads(line) for line in (second.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["begun"] for row in rows] == [False, True]
     shutil.rmtree(second.folder / "logs")
-    forced = run_stage(
-        "data_prep", "tiny", force=True
-    )  # from nothing: the half is gone, so it is killed again
+    forced = run_stage("data_prep", "tiny", force=True)  # from nothing: the half is gone, so it is killed again
     assert forced.state == "kernel_died"
 
 

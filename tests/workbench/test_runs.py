@@ -88,9 +88,7 @@ def test_values_are_fitted_and_put_back(lab):
 
 
 def test_unknown_names_in_papermills_injected_cell(lab):
-    shared = (
-        "# Parameters\nprofile = 'tiny'\nwords = 4\ntimes = 3\n"  # times is inference's, and not in common
-    )
+    shared = "# Parameters\nprofile = 'tiny'\nwords = 4\ntimes = 3\n"  # times is inference's, and not in common
     with pytest.raises(ParameterError, match="has no parameter 'times'"):
         open_run("data_prep", {**PREP, "In": ["", shared]})
     lab.layer("common", "profile: tiny\nwords: 4\ntimes: 3\n")
@@ -100,9 +98,7 @@ def test_unknown_names_in_papermills_injected_cell(lab):
 
 
 def test_missing_upstream_names_notebook_and_command(lab):
-    with pytest.raises(
-        UpstreamError, match=r"notebooks/01_data_prep.ipynb first: python -m eagle3lab run tiny --only"
-    ):
+    with pytest.raises(UpstreamError, match=r"notebooks/01_data_prep.ipynb first: python -m eagle3lab run tiny --only"):
         open_run("inference", dict(INFER))
     unfinished = open_run("data_prep", dict(PREP))
     with pytest.raises(UpstreamError, match="there is none"):

@@ -32,9 +32,15 @@ from eagle3lab.data.corpus import read_corpus
 from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.target_weights import TargetWeights, read_target_weights
 from eagle3lab.draft.vocab import VocabMap, count_tokens
-from eagle3lab.engines.sglang import draft_guards
+from eagle3lab.engines.servers.draft_guards import (
+    check_context,
+    check_release,
+    check_trained_options,
+    check_vocabulary,
+)
+from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts, read_draft, read_target
+from eagle3lab.engines.sglang import draft_guards as sglang_guards
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
-from eagle3lab.engines.sglang.model_files import DraftFiles, TargetFacts, read_draft, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.vllm import draft_guards as vllm_guards
 from eagle3lab.engines.vllm.guards import TRIED
@@ -187,8 +193,8 @@ class _Round:
         draft, known = read_draft(self.s.draft), self.weights or TargetWeights(None, None, None)
         device = self.s.spec.device if self.s.spec else "cuda"
         network, options = (
-            draft_guards.check_architecture(draft, device),
-            [*draft_guards.check_release(draft, self.s.release), *draft_guards.check_trained_options(draft)],
+            sglang_guards.check_architecture(draft, device),
+            check_release(draft, "SGLang", self.s.release) + check_trained_options(draft),
         )
         return [
             *from_findings("draft network", network, draft.architecture, "one that SGLang knows"),
@@ -203,9 +209,9 @@ class _Round:
         if self.s.target is None:
             return [Check("draft for its target", "no target", "a fitting pair", "not checked", "give the target")]
         target, context = read_target(self.s.target), self.s.spec.context_length if self.s.spec else None
-        sizes, tensors = draft_guards.check_sizes(draft, target), draft_guards.check_tensors(draft, target)
-        layers, d2t = draft_guards.check_layers(draft, target), draft_guards.check_vocabulary(draft, target)
-        length = draft_guards.check_context(draft, target, context)
+        sizes, tensors = sglang_guards.check_sizes(draft, target), sglang_guards.check_tensors(draft, target)
+        layers, d2t = sglang_guards.check_layers(draft, target), check_vocabulary(draft, target)
+        length = check_context(draft, target, context)
         return [
             *from_findings("draft sizes", sizes, f"hidden {draft.hidden_size}", "those of the target"),
             *from_findings("draft layers", layers, f"hs{draft.layers_read(target)}", "the layers it was trained on"),
@@ -219,7 +225,7 @@ class _Round:
 
     def _draft_in_vllm(self, draft: DraftFiles, target: TargetFacts) -> list[Check]:
         context = self.s.spec.context_length if self.s.spec else None
-        findings = vllm_guards.check_draft(draft, target, context) + vllm_guards.check_release(draft, str(TRIED))
+        findings = vllm_guards.check_draft(draft, target, context) + check_release(draft, "vLLM", str(TRIED))
         found = f"hs{vllm_guards.layers_read(draft, target)}, {len(draft.tensors)} tensors"
         return from_findings("draft in vLLM", findings, found, f"the same folder right for vLLM {TRIED}")
 

@@ -8,9 +8,9 @@ from eagle3lab.analysis.doctor.report import Check, from_findings, judged
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.fingerprint import tokenizer_digest
 from eagle3lab.engines.servers.findings import Finding, warning
+from eagle3lab.engines.servers.model_files import DraftFiles, is_local
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.guards import before_launch, check_algorithm, check_speculation, on_server
-from eagle3lab.engines.sglang.model_files import DraftFiles, is_local
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.workbench.files import sha256_file
 

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.engines.servers.model_files import DraftFiles
 from eagle3lab.engines.sglang.draft_tensors import served_name
-from eagle3lab.engines.sglang.model_files import DraftFiles
 
 SAMPLE = 400  # rows of a head or an embedding whose likeness is compared
 ALIKE = 0.1  # correlation of likenesses, above which rows stand for the same tokens

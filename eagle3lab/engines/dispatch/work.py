@@ -34,10 +34,6 @@ class Partition:
             )
 
 
-SHORT = Partition("short", concurrency=150, max_tokens=10240)
-LONG = Partition("long", concurrency=32, max_tokens=16384)
-
-
 @dataclass(frozen=True)
 class Work:
     """One data set. `prompts` are (row id, token ids) pairs; they are read twice, so it must be something that can

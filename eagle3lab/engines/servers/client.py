@@ -5,7 +5,7 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 import httpx
@@ -20,6 +20,7 @@ from eagle3lab.engines.servers.errors import (
     ServerFault,
     ServerGone,
 )
+from eagle3lab.engines.servers.threads import iterate_in_thread
 
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 30.0
@@ -180,3 +181,18 @@ class PatientClient(ABC):
         if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
             self._raise_status(request, code if isinstance(code, int) else 400, json.dumps(error))
+
+
+def answers_as_they_end(make: Callable[[], PatientClient], requests: Iterable[Request]) -> Iterator[SpecCompletion]:
+    """`make().generate_many` for ordinary code, in any order.
+
+    Reads `requests` in another thread. A loop that is left early, by an exception or by the interrupt key, cancels
+    what is on its way. Errors as `generate`.
+    """
+
+    async def answers():
+        async with make() as client, aclosing(client.generate_many(requests)) as given:
+            async for answer in given:
+                yield answer
+
+    return iterate_in_thread(answers)

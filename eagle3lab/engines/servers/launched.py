@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from eagle3lab.engines.servers.findings import Finding, LaunchRefused, faults
 from eagle3lab.engines.servers.process import PATIENCE_S, ServerProcess, ServerStartError, free_port, port_is_free
@@ -23,22 +23,26 @@ _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MPLBACKEND")
 class LaunchedServer(ABC):
     """A server on a free port of 127.0.0.1. Nothing is started before `with` or `start()`.
 
-    python: interpreter of the environment that has the engine. log: file to append to, None: in the temporary folder.
-    deadline_s: seconds until it must be ready. port: None for a free one, which is kept over `restart`.
+    spec: what to serve, the engine's own. python: interpreter of an environment that has the engine (`own_python`).
+    log: file to append to, None: in the temporary folder. deadline_s: seconds until it must be ready.
+    port: None for a free one, which is kept over `restart`.
     unguarded: launch in spite of faults that the guards find, to show what happens then.
     """
 
-    name = "server"  # of the log file
+    name: str  # of the log file
+    own_python: Path  # where `make` installs the engine
 
     def __init__(
         self,
-        python: str | Path,
+        spec: Any,
+        python: str | Path | None = None,
         log: str | Path | None = None,
         deadline_s: float = DEADLINE_S,
         port: int | None = None,
         unguarded: bool = False,
     ):
-        self.python, self.deadline_s, self.unguarded = os.path.abspath(python), deadline_s, unguarded
+        self.spec, self.deadline_s, self.unguarded = spec, deadline_s, unguarded
+        self.python = os.path.abspath(python or self.own_python)
         self.port = port or free_port()
         self.log = Path(log) if log else Path(tempfile.gettempdir()) / f"{self.name}-{os.getpid()}-{self.port}.log"
         self.findings: list[Finding] = []

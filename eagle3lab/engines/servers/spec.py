@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("cuda", "cpu")
@@ -10,6 +11,22 @@ DEVICES = ("cuda", "cpu")
 
 class SpecError(ValueError):
     """A server specification that contradicts itself. The message names the parameter."""
+
+
+def check_values(spec: Any, counts: Iterable[str]) -> None:
+    """The fields that all specifications have, and the fields of these names: None, or a whole number above 0.
+    SpecError names the one that is wrong."""
+    if not spec.target:
+        raise SpecError("target is empty: give the target's folder")
+    for name, allowed in (("dtype", DTYPES), ("device", DEVICES)):
+        if getattr(spec, name) not in allowed:
+            raise SpecError(f"{name}={getattr(spec, name)!r} is none of {', '.join(allowed)}")
+    for name in counts:
+        value = getattr(spec, name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise SpecError(f"{name}={value!r} must be a whole number, 1 or more")
+    if spec.mem_fraction is not None and not 0 < spec.mem_fraction < 1:
+        raise SpecError(f"mem_fraction={spec.mem_fraction} must lie between 0 and 1")
 
 
 def checked_layers(values: Iterable[int]) -> tuple[int, ...]:

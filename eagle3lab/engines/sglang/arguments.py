@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from eagle3lab.draft.aux_layers import are_default, default_aux_layers, sglang_layer_ids
 from eagle3lab.engines.servers.launched import HOST
-from eagle3lab.engines.sglang.model_files import TargetFacts, is_local, read_target
+from eagle3lab.engines.servers.model_files import TargetFacts, is_local, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 
 GRAPHS_PER_PHASE_SINCE = Version("0.5.14")

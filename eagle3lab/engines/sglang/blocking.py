@@ -1,10 +1,9 @@
 """A client's answers from ordinary code."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import aclosing
 
 from eagle3lab.engines.base import Request
-from eagle3lab.engines.servers.threads import iterate_in_thread
+from eagle3lab.engines.servers.client import answers_as_they_end
 from eagle3lab.engines.sglang.client import Client
 from eagle3lab.engines.sglang.wire import Answer
 
@@ -12,18 +11,8 @@ ATTEMPTS = 4  # at an answer that tells its verifications in order
 
 
 def generate_all(url: str, requests: Iterable[Request], **options) -> Iterator[Answer]:
-    """Answers as they end, in any order: `Client(url, **options).generate_many` for ordinary code.
-
-    Reads `requests` in another thread. A loop that is left early, by an exception or by the interrupt key, cancels
-    what is on its way. Errors as `Client.generate`.
-    """
-
-    async def answers():
-        async with Client(url, **options) as client, aclosing(client.generate_many(requests)) as given:
-            async for answer in given:
-                yield answer
-
-    return iterate_in_thread(answers)
+    """`answers_as_they_end` of `Client(url, **options)`."""
+    return answers_as_they_end(lambda: Client(url, **options), requests)
 
 
 def generate_in_order(url: str, requests: Sequence[Request], concurrency: int, **options) -> Iterator[Answer]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eagle3lab.draft.aux_layers import layers_sglang_reads
 from eagle3lab.engines.servers.errors import ServerGone
+from eagle3lab.engines.servers.model_files import is_local, read_target
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.capture_files import (
     CaptureFolder,
@@ -19,7 +20,6 @@ from eagle3lab.engines.sglang.capture_files import (
     StoreSpec,
     take_lock,
 )
-from eagle3lab.engines.sglang.model_files import is_local, read_target
 
 POLL_S = 0.02
 LOOK_S = 0.5  # how often the writers' status is looked at while rows are sent

@@ -6,7 +6,7 @@ Names and shapes: `LlamaForCausalLMEagle3` in SGLang's models/llama_eagle3.py, 0
 
 from __future__ import annotations
 
-from eagle3lab.engines.sglang.model_files import DraftFiles, TargetFacts
+from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts
 
 LLAMA_DRAFT = "LlamaForCausalLMEagle3"
 MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 
-from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
-from eagle3lab.engines.base import Completion, ContextError, Features, Request, check_request, check_tokens
+from eagle3lab.engines.base import Completion, Features, Request
+from eagle3lab.engines.servers.engine import CAPTURE_ROWS, UNKNOWN_CONTEXT, ServedEngine, without_verifications
 from eagle3lab.engines.servers.errors import ServerGone
+from eagle3lab.engines.servers.model_files import is_local, read_target
 from eagle3lab.engines.sglang.attach import ServerInfo
 from eagle3lab.engines.sglang.blocking import generate_all, generate_in_order
 from eagle3lab.engines.sglang.capture import capture_states
-from eagle3lab.engines.sglang.model_files import is_local, read_target
 from eagle3lab.engines.sglang.pool import ForeignServer, OwnServers, Running, Speculation
 from eagle3lab.engines.sglang.server import PYTHON
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.sglang.wire import Answer
 
-CAPTURE_ROWS = 4  # on their way at the same time
-UNKNOWN_CONTEXT = 2**31  # of a target whose config names none
 
+class SGLangEngine(ServedEngine):
+    """Answers from SGLang servers: of a ServerSpec, started when they are needed, or the one that runs at a URL.
 
-class SGLangEngine:
-    """Answers from SGLang servers, used within `with` (or `close`d): of a ServerSpec, started when they are needed, or
-    the one that runs at a URL.
-
-    end_ids      tokens that end an answer (default: those of generation_config.json, else of config.json).
-    aux_layers   hs indices that `capture` captures (default [2, L//2, L-3]; of a URL, what it was started for).
+    aux_layers   of a URL, the default is what it was started for.
     target       folder of the target, when the server's own path of it is none here.
     capture_folder   of a URL: the capture folder it was started with.
-    retries, timeout_s   as `Client`. python, logs, max_servers   as `OwnServers`.
+    python, logs, max_servers   as `OwnServers`; the others as `ServedEngine`.
 
-    `servers` says which of them answers what (pool.py), `facts` are the target's sizes.
+    `servers` says which of them answers what (pool.py).
     """
 
     def __init__(
@@ -51,33 +45,14 @@ class SGLangEngine:
     ):
         layers = None if aux_layers is None else list(aux_layers)
         if isinstance(server, ServerSpec):
-            self.servers = OwnServers(server, layers, python, logs, max_servers)
+            servers = OwnServers(server, layers, python, logs, max_servers)
         else:
-            self.servers = ForeignServer(server, capture_folder)
-        folder = target or (server.target if isinstance(server, ServerSpec) else self.servers.target)
+            servers = ForeignServer(server, capture_folder)
+        folder = target or (server.target if isinstance(server, ServerSpec) else servers.target)
         if not is_local(str(folder)):
             raise ValueError(f"target {str(folder)!r} is no folder here: give target, a copy of the server's target")
-        self.facts = read_target(folder)
-        self.end_ids = config_end_ids(folder) if end_ids is None else frozenset(end_ids)
-        self._options = {"retries": retries, "timeout_s": timeout_s}
-        self._chosen_layers = layers if layers is not None else self.servers.aux_layers
-
-    def __enter__(self) -> SGLangEngine:
-        return self
-
-    def __exit__(self, *failure) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the servers that this engine started."""
-        self.servers.close()
-
-    @property
-    def aux_layers(self) -> list[int]:
-        """The layers that are captured. Raises CollidingLayersError for a target whose defaults are not different."""
-        if self._chosen_layers is None:
-            return default_aux_layers(self.facts.num_layers)
-        return check_aux_layers(self._chosen_layers, self.facts.num_layers)
+        chosen = servers.aux_layers if layers is None else layers
+        super().__init__(servers, read_target(folder), end_ids, chosen, retries, timeout_s)
 
     def generate(
         self, requests: Iterable[Request], batch_size: int = 64, streamed: bool = False
@@ -90,16 +65,14 @@ class SGLangEngine:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}, at least 1 is needed")
-        requests = self._checked(requests)
+        requests = self._checked(requests, self.facts.context)
         if requests:
             server = self.servers.plain()
             info = self._check_room(server, requests)
             if any(r.temperature > 0 for r in requests) and not info.arguments.get("enable_deterministic_inference"):
                 text = f"{server.url} does not keep to seeds: sampled answers will differ from run to run"
                 warnings.warn(f"{text}; start it with --enable-deterministic-inference", stacklevel=2)
-            for answer in self._ask(server, requests, batch_size, ordered=streamed):
-                values = (answer.id, answer.prompt_ids, answer.output_ids, answer.finish_reason, answer.seconds)
-                yield Completion(*values, first_seconds=answer.first_seconds)
+            yield from map(without_verifications, self._ask(server, requests, batch_size, ordered=streamed))
 
     def speculate(
         self,
@@ -121,7 +94,7 @@ class SGLangEngine:
         """
         if num_steps < 1 or batch_size < 1:
             raise ValueError(f"num_steps={num_steps} and batch_size={batch_size}: at least 1 is needed")
-        requests = self._checked(requests)
+        requests = self._checked(requests, self.facts.context)
         if requests:
             server = self.servers.speculating(Speculation(str(draft), num_steps, topk, num_draft_tokens))
             info = self._check_room(server, requests)
@@ -146,27 +119,11 @@ class SGLangEngine:
             except ServerGone as gone:
                 raise self.servers.told(server, gone) from gone
 
-    def _checked(self, requests: Iterable[Request]) -> list[Request]:
-        requests = list(requests)
-        for request in requests:
-            check_request(request, self.facts.vocab_size, self.facts.context or UNKNOWN_CONTEXT)
-        return requests
-
     def _check_room(self, server: Running, requests: list[Request]) -> ServerInfo:
         """The server may have been started with less context than its target has."""
         info = server.info()
-        for request in requests:
-            check_request(request, self.facts.vocab_size, max_positions(info, self.facts.context))
+        self._checked(requests, max_positions(info, self.facts.context))
         return info
-
-    def _checked_rows(self, first, rows, positions: int):
-        for row_id, ids in chain([first], rows):
-            check_tokens(row_id, ids, self.facts.vocab_size)
-            if len(ids) > positions:
-                raise ContextError(
-                    f"row {row_id!r} has {len(ids)} tokens, the server's context is {positions}; cut the row"
-                )
-            yield row_id, ids
 
     def _ask(self, server: Running, requests, concurrency: int, ordered: bool) -> Iterator[Answer]:
         options = {"end_ids": self.end_ids, "concurrency": concurrency, **self._options}
@@ -183,16 +140,3 @@ def max_positions(info: ServerInfo, target_context: int | None) -> int:
     if longest_prompt is not None:
         return longest_prompt + 4  # the server keeps 5 for the answer, and one position free
     return (info.context_length or target_context or UNKNOWN_CONTEXT) - 2
-
-
-def config_end_ids(folder: str | Path) -> frozenset[int]:
-    """End tokens named by generation_config.json, else by config.json, as the embedded engine takes them."""
-    from transformers import AutoConfig, GenerationConfig
-
-    try:
-        ends = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:
-        ends = None
-    if ends is None:
-        ends = AutoConfig.from_pretrained(folder).eos_token_id
-    return frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from packaging.version import Version
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers, sglang_layer_ids
+from eagle3lab.engines.servers.draft_guards import check_release
 from eagle3lab.engines.servers.findings import Finding, fault, warning
-from eagle3lab.engines.sglang.attach import ServerInfo
-from eagle3lab.engines.sglang.draft_guards import check_draft, check_release
-from eagle3lab.engines.sglang.model_files import (
+from eagle3lab.engines.servers.model_files import (
     DraftFiles,
     ModelFilesError,
     TargetFacts,
@@ -16,6 +15,8 @@ from eagle3lab.engines.sglang.model_files import (
     read_draft,
     read_target,
 )
+from eagle3lab.engines.sglang.attach import ServerInfo
+from eagle3lab.engines.sglang.draft_guards import check_draft
 from eagle3lab.engines.sglang.spec import ServerSpec
 
 CAPTURES_SINCE = Version("0.5.23")  # --enable-return-aux-hidden-states
@@ -44,7 +45,7 @@ def before_launch(spec: ServerSpec, version: str) -> list[Finding]:
             findings += check_algorithm(spec.speculation, draft)
             if draft.is_eagle3 and spec.speculation in ("EAGLE3", *ONE_STATE):
                 findings += check_draft(draft, target, spec.context_length, spec.device)
-                findings += check_release(draft, version)
+                findings += check_release(draft, "SGLang", version)
         elif spec.draft:
             text = f"draft {spec.draft!r} is no folder here: it was not checked"
             findings.append(warning(text, "give a local folder, or look at the accept length"))
@@ -69,7 +70,7 @@ def on_server(info: ServerInfo) -> list[Finding]:
         findings += check_algorithm(info.algorithm, draft)
         if target is not None and draft.is_eagle3:
             findings += check_draft(draft, target, info.context_length, info.device or "cuda")
-            findings += check_release(draft, info.version)
+            findings += check_release(draft, "SGLang", info.version)
     elif info.algorithm in ONE_STATE:
         named = "eagle3" in info.draft.lower().replace("-", "").replace("_", "")
         never = info.accept_length is not None and info.accept_length <= 1.005

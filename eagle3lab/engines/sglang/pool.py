@@ -11,9 +11,9 @@ from eagle3lab.draft.aux_layers import layers_sglang_reads
 from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.servers.findings import LaunchRefused, faults
 from eagle3lab.engines.servers.kept import KeptServers
+from eagle3lab.engines.servers.model_files import is_local, read_target
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
 from eagle3lab.engines.sglang.guards import on_server
-from eagle3lab.engines.sglang.model_files import is_local, read_target
 from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 

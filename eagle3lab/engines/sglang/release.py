@@ -14,13 +14,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 from eagle3lab.data.packages import cache_root
+from eagle3lab.engines.servers.python import LIMIT_S, ServerPythonError, ask_python, last_line
 from eagle3lab.workbench.files import read_json, write_json_atomic
 
-LIMIT_S = 600.0  # the first import after an install writes bytecode and may be slow
 _IDENTIFY = """
 import importlib.metadata, importlib.util, json, os
 folder = importlib.util.find_spec("sglang").submodule_search_locations[0]
@@ -44,10 +43,6 @@ print("flags:" + json.dumps([
 """
 
 
-class ServerPythonError(RuntimeError):
-    """The server's Python is not there, or has no SGLang that can be imported."""
-
-
 class ArgumentsRefused(ValueError):
     """The installed release does not take these arguments."""
 
@@ -64,12 +59,7 @@ class Release:
 @lru_cache(maxsize=8)
 def installed_release(python: str) -> Release:
     """The release in that Python's environment. Raises ServerPythonError."""
-    if not Path(python).is_file():
-        raise ServerPythonError(f"{python} is not there: run `make sglang-env`, or name another environment's Python")
-    run = subprocess.run([python, "-I", "-c", _IDENTIFY], capture_output=True, text=True, timeout=LIMIT_S)
-    if run.returncode != 0:
-        raise ServerPythonError(f"{python} has no SGLang: {_last_line(run.stderr)}")
-    return Release(*json.loads(run.stdout))
+    return Release(*json.loads(ask_python(python, _IDENTIFY, "SGLang")))
 
 
 def check_arguments(python: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -109,10 +99,6 @@ def _described(python: str, release: Release, environment: Mapping[str, str]) ->
         )  # fmt: skip
         found = [line for line in run.stdout.splitlines() if line.startswith("flags:")]
         if run.returncode != 0 or not found:
-            raise ServerPythonError(f"{python} cannot import SGLang's arguments: {_last_line(run.stderr)}")
+            raise ServerPythonError(f"{python} cannot import SGLang's arguments: {last_line(run.stderr)}")
         write_json_atomic(path, json.loads(found[0].removeprefix("flags:")))
     return read_json(path)
-
-
-def _last_line(text: str) -> str:
-    return (text.strip() or "no reason given").splitlines()[-1]

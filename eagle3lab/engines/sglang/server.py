@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle3lab.engines.servers.launched import DEADLINE_S, LaunchedServer
+from eagle3lab.engines.servers.launched import LaunchedServer
 from eagle3lab.engines.sglang.arguments import join_environments, launch_arguments, launch_environment
 from eagle3lab.engines.sglang.attach import ServerInfo, server_info
 from eagle3lab.engines.sglang.guards import before_launch
@@ -24,19 +24,8 @@ class SGLangServer(LaunchedServer):
     CpuKernelsMissing.
     """
 
-    name = "sglang"
-
-    def __init__(
-        self,
-        spec: ServerSpec,
-        python: str | Path = PYTHON,
-        log: str | Path | None = None,
-        deadline_s: float = DEADLINE_S,
-        port: int | None = None,
-        unguarded: bool = False,
-    ):
-        super().__init__(python, log, deadline_s, port, unguarded)
-        self.spec = spec
+    name, own_python = "sglang", PYTHON
+    spec: ServerSpec
 
     def info(self) -> ServerInfo:
         """What the server says of itself. Raises ServerGone, ServerFault or BadAnswer."""

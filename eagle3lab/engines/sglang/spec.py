@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle3lab.engines.servers.spec import DEVICES, DTYPES, SpecError, checked_layers, checked_words
+from eagle3lab.engines.servers.spec import SpecError, check_values, checked_layers, checked_words
 
 NEED_DRAFT = ("EAGLE3", "STANDALONE", "DFLASH")  # EAGLE without one is the target's own MTP head
 
@@ -53,7 +53,8 @@ class ServerSpec:
             self._set("aux_layers", checked_layers(self.aux_layers))
         if self.algorithm is not None:
             self._set("algorithm", self.algorithm.upper())
-        self._check_values()
+        limits = ("max_running_requests", "max_total_tokens", "context_length")
+        check_values(self, ("num_steps", "topk", "num_draft_tokens", "tp", *limits))
         self._check_combinations()
 
     @property
@@ -74,21 +75,6 @@ class ServerSpec:
 
     def _set(self, name: str, value) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_values(self) -> None:
-        if not self.target:
-            raise SpecError("target is empty: give the target's folder")
-        for name, allowed in (("dtype", DTYPES), ("device", DEVICES)):
-            if getattr(self, name) not in allowed:
-                raise SpecError(f"{name}={getattr(self, name)!r} is none of {', '.join(allowed)}")
-        counts = ("num_steps", "topk", "num_draft_tokens", "tp")
-        limits = ("max_running_requests", "max_total_tokens", "context_length")
-        for name in counts + limits:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise SpecError(f"{name}={value!r} must be a whole number, 1 or more")
-        if self.mem_fraction is not None and not 0 < self.mem_fraction < 1:
-            raise SpecError(f"mem_fraction={self.mem_fraction} must lie between 0 and 1")
 
     def _check_combinations(self) -> None:
         if self.topk > 1 and self.num_draft_tokens is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eagle3lab.draft.aux_layers import default_aux_layers
 from eagle3lab.engines.servers.launched import HOST
-from eagle3lab.engines.sglang.model_files import is_local, read_target
+from eagle3lab.engines.servers.model_files import is_local, read_target
 from eagle3lab.engines.vllm.spec import VllmSpec
 
 MODULE = "vllm.entrypoints.openai.api_server"  # the console script of the CPU repack does not start

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 
 from eagle3lab.engines.base import Request
-from eagle3lab.engines.servers.client import PatientClient
+from eagle3lab.engines.servers.client import PatientClient, answers_as_they_end
 from eagle3lab.engines.servers.errors import BadAnswer
-from eagle3lab.engines.servers.threads import iterate_in_thread
 from eagle3lab.engines.servers.verifications import CountsDisagree
 from eagle3lab.engines.vllm import wire
 
@@ -72,12 +71,5 @@ class VllmClient(PatientClient):
 
 
 def answer_all(url: str, requests: Iterable[Request], **options) -> Iterator[wire.VllmAnswer]:
-    """Answers as they end, in any order: `VllmClient(url, **options).generate_many` for ordinary code. A loop that is
-    left early cancels what is on its way. Errors as `generate`."""
-
-    async def answers():
-        async with VllmClient(url, **options) as client, aclosing(client.generate_many(requests)) as given:
-            async for answer in given:
-                yield answer
-
-    return iterate_in_thread(answers)
+    """`answers_as_they_end` of `VllmClient(url, **options)`."""
+    return answers_as_they_end(lambda: VllmClient(url, **options), requests)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packaging.version import Version
-
 from eagle3lab.draft.aux_layers import layers_vllm_reads
-from eagle3lab.draft.engine_support import FIRST_RELEASE
+from eagle3lab.engines.servers.draft_guards import (
+    EXPORT_AGAIN,
+    check_context,
+    check_same_target,
+    check_trained_options,
+    check_vocabulary,
+    some,
+)
 from eagle3lab.engines.servers.findings import Finding, fault, warning
-from eagle3lab.engines.sglang.draft_guards import EXPORT_AGAIN, check_trained_options, check_vocabulary, some
+from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts
 from eagle3lab.engines.sglang.draft_tensors import compare_tensors
-from eagle3lab.engines.sglang.model_files import DraftFiles, TargetFacts
 
 LLAMA_DRAFTS = (
     "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM",
@@ -30,7 +34,7 @@ def check_draft(draft: DraftFiles, target: TargetFacts, context: int | None = No
     draft = flat(draft)
     return [
         *check_architecture(draft),
-        *check_sizes(draft, target),
+        *check_same_target(draft, target),
         *check_layers(draft, target),
         *check_map(draft, target),
         *check_tensors(draft, target),
@@ -58,29 +62,6 @@ def check_architecture(draft: DraftFiles) -> list[Finding]:
     if draft.eagle_config.get("use_aux_hidden_state") is False:
         text = f"{draft.folder}: use_aux_hidden_state is false: vLLM would leave out fc"
         findings.append(fault(text, "set it to true in eagle_config of config.json"))
-    return findings
-
-
-def check_release(draft: DraftFiles, version: str) -> list[Finding]:
-    """Options of EAGLE-3.1 that this release of vLLM would leave out without a word."""
-    findings = []
-    for option in ("fc_norm", "norm_output"):
-        since = FIRST_RELEASE[option]["vllm"]
-        if draft.config.get(option) and Version(version) < Version(since):
-            text = f"{draft.folder}: {option} is on, which vLLM {version} does not know: it would leave it out"
-            findings.append(fault(text, f"install {since} or newer in the server's environment"))
-    return findings
-
-
-def check_sizes(draft: DraftFiles, target: TargetFacts) -> list[Finding]:
-    """Hidden size and vocabulary of the drafter against those of the target."""
-    findings = []
-    if draft.target_hidden_size != target.hidden_size:
-        text = f"the drafter takes states of width {draft.target_hidden_size}, the target's have {target.hidden_size}"
-        findings.append(fault(text, "this drafter was trained for another target"))
-    if (stored := draft.config.get("vocab_size")) != target.vocab_size:
-        text = f"the drafter was made for a vocabulary of {stored} ids, the target has {target.vocab_size}"
-        findings.append(fault(text, "this drafter was trained for another target or tokenizer"))
     return findings
 
 
@@ -141,24 +122,4 @@ def check_tensors(draft: DraftFiles, target: TargetFacts) -> list[Finding]:
         findings.append(fault(text, "turn on the option they belong to, or were they named for another engine?"))
     if wrong:
         findings.append(fault(f"shapes that vLLM cannot load: {some(wrong)}", EXPORT_AGAIN))
-    return findings
-
-
-def check_context(draft: DraftFiles, target: TargetFacts, context: int | None = None) -> list[Finding]:
-    """Positions that the server allows against those that the drafter has and was trained on."""
-    served, findings = context or target.context, []
-    for what, reach, remedy in (
-        (
-            "the drafter's max_position_embeddings is",
-            draft.config.get("max_position_embeddings"),
-            "set it to the target's",
-        ),
-        (
-            "the drafter's longest training row had",
-            draft.training.get("trained_length"),
-            "accept length falls beyond the trained length: train on longer rows",
-        ),
-    ):
-        if served is not None and reach is not None and reach < served:
-            findings.append(warning(f"the server allows {served} positions, {what} {reach}", remedy))
     return findings

@@ -7,30 +7,23 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
-from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
-from eagle3lab.engines.base import Completion, ContextError, Features, Request, check_request, check_tokens
+from eagle3lab.engines.base import Completion, Features, Request
+from eagle3lab.engines.servers.engine import CAPTURE_ROWS, ServedEngine, config_end_ids, without_verifications
 from eagle3lab.engines.servers.errors import ServerGone
 from eagle3lab.engines.servers.kept import KeptServers
-from eagle3lab.engines.sglang.engine import UNKNOWN_CONTEXT, config_end_ids
-from eagle3lab.engines.sglang.model_files import is_local, read_target
+from eagle3lab.engines.servers.model_files import is_local, read_target
 from eagle3lab.engines.vllm.client import answer_all
 from eagle3lab.engines.vllm.server import PYTHON, VllmServer
 from eagle3lab.engines.vllm.spec import VllmSpec
 from eagle3lab.engines.vllm.wire import VllmAnswer
 
-CAPTURE_ROWS = 4  # on their way at the same time
 
-
-class VllmEngine:
-    """Answers from vLLM servers of one specification, used within `with` (or `close`d). A server is started at its
-    first use: one that answers, one for every chain, one that captures.
-
-    end_ids      tokens that end an answer (default: those of generation_config.json, else of config.json).
-    aux_layers   hs indices that `capture` captures (default [2, L//2, L-3]).
-    retries, timeout_s   as `PatientClient`. python, logs, max_servers   as `VllmServer` and `KeptServers`.
+class VllmEngine(ServedEngine):
+    """Answers from vLLM servers of one specification. A server is started at its first use: one that answers, one for
+    every chain, one that captures. python, logs, max_servers: as `VllmServer` and `KeptServers`; the others as
+    `ServedEngine`.
     """
 
     def __init__(
@@ -47,48 +40,30 @@ class VllmEngine:
         if not is_local(spec.target):
             raise ValueError(f"target {spec.target!r} is no folder here: resolve it first")
         layers = None if aux_layers is None else tuple(aux_layers)
+        facts = read_target(spec.target)
+        servers = KeptServers(lambda spec, log: VllmServer(spec, python, log), logs, max_servers)
+        super().__init__(servers, facts, end_ids, layers or spec.aux_layers, retries, timeout_s)
         self.spec = replace(spec, draft=None, capture_folder=None, aux_layers=None)
-        self.facts = read_target(spec.target)
-        self._chosen_layers, self._capture_folder = layers or spec.aux_layers, spec.capture_folder
-        self._options = {"retries": retries, "timeout_s": timeout_s}
-        self._servers = KeptServers(lambda spec, log: VllmServer(spec, python, log), logs, max_servers)
-        self.end_ids = config_end_ids(spec.target) if end_ids is None else frozenset(end_ids)
+        self._capture_folder = spec.capture_folder
 
     def with_end_ids(self, end_ids: Collection[int] | None) -> VllmEngine:
         """This engine, its servers shared, with other end tokens (None: the target's own)."""
         other = copy(self)
-        other.end_ids = config_end_ids(self.spec.target) if end_ids is None else frozenset(end_ids)
+        other.end_ids = config_end_ids(self.facts.folder) if end_ids is None else frozenset(end_ids)
         return other
-
-    def __enter__(self) -> VllmEngine:
-        return self
-
-    def __exit__(self, *failure) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the servers that this engine started."""
-        self._servers.close()
-
-    @property
-    def aux_layers(self) -> list[int]:
-        """The layers that are captured. Raises CollidingLayersError for a target whose defaults are not different."""
-        if self._chosen_layers is None:
-            return default_aux_layers(self.facts.num_layers)
-        return check_aux_layers(self._chosen_layers, self.facts.num_layers)
 
     def plain(self) -> VllmServer:
         """The server without a drafter."""
-        return self._servers.run(self.spec)
+        return self.servers.run(self.spec)
 
     def speculating(self, draft: str | Path, num_steps: int) -> VllmServer:
         """The server with this drafter. Raises LaunchRefused for one that does not fit the target."""
-        return self._servers.run(replace(self.spec, draft=os.path.abspath(draft), num_steps=num_steps))
+        return self.servers.run(replace(self.spec, draft=os.path.abspath(draft), num_steps=num_steps))
 
     def capturing(self) -> VllmServer:
         """The server that captures."""
-        folder = self._capture_folder or self._servers.scratch()
-        return self._servers.run(replace(self.spec, capture_folder=folder, aux_layers=tuple(self.aux_layers)))
+        folder = self._capture_folder or self.servers.scratch()
+        return self.servers.run(replace(self.spec, capture_folder=folder, aux_layers=tuple(self.aux_layers)))
 
     def generate(
         self, requests: Iterable[Request], batch_size: int = 64, streamed: bool = False
@@ -101,11 +76,9 @@ class VllmEngine:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}, at least 1 is needed")
-        requests = self._checked(requests)
+        requests = self._checked(requests, self._context)
         if requests:
-            for answer in self._ask(self.plain(), requests, batch_size, streamed):
-                values = (answer.id, answer.prompt_ids, answer.output_ids, answer.finish_reason, answer.seconds)
-                yield Completion(*values, first_seconds=answer.first_seconds)
+            yield from map(without_verifications, self._ask(self.plain(), requests, batch_size, streamed))
 
     def speculate(
         self,
@@ -130,7 +103,7 @@ class VllmEngine:
         if topk != 1 or num_draft_tokens not in (None, num_steps + 1):
             asked = f"topk={topk}, num_draft_tokens={num_draft_tokens}"
             raise ValueError(f"{asked}: vLLM drafts chains (topk=1); serve trees with SGLang")
-        requests = self._checked(requests)
+        requests = self._checked(requests, self._context)
         warm = next((request for request in requests if request.temperature > 0), None)
         if warm is not None and self.spec.device == "cpu":
             raise ValueError(
@@ -155,22 +128,11 @@ class VllmEngine:
             try:
                 yield from capture_states(server.url, norm, checked, order, CAPTURE_ROWS, self._options["timeout_s"])
             except ServerGone as gone:
-                raise self._servers.told(server, gone) from gone
+                raise self.servers.told(server, gone) from gone
 
-    def _checked(self, requests: Iterable[Request]) -> list[Request]:
-        requests = list(requests)
-        context = self.spec.context_length or self.facts.context or UNKNOWN_CONTEXT
-        for request in requests:
-            check_request(request, self.facts.vocab_size, context)
-        return requests
-
-    def _checked_rows(self, first, rows, positions: int):
-        for row_id, ids in chain([first], rows):
-            check_tokens(row_id, ids, self.facts.vocab_size)
-            if len(ids) > positions:
-                text = f"row {row_id!r} has {len(ids)} tokens, the server takes {positions}"
-                raise ContextError(f"{text}; cut the row")
-            yield row_id, ids
+    @property
+    def _context(self) -> int | None:
+        return self.spec.context_length or self.facts.context
 
     def _ask(self, server: VllmServer, requests, concurrency: int, ordered: bool) -> Iterator[VllmAnswer]:
         seeded = self.spec.device != "cpu"
@@ -181,4 +143,4 @@ class VllmEngine:
         try:
             yield from answer_all(server.url, requests, **options, **self._options)
         except ServerGone as gone:
-            raise self._servers.told(server, gone) from gone
+            raise self.servers.told(server, gone) from gone

@@ -5,9 +5,10 @@ from __future__ import annotations
 from packaging.version import Version
 
 from eagle3lab.draft.aux_layers import check_aux_layers, default_aux_layers
+from eagle3lab.engines.servers.draft_guards import check_release
 from eagle3lab.engines.servers.findings import Finding, fault, warning
-from eagle3lab.engines.sglang.model_files import ModelFilesError, TargetFacts, is_local, read_draft, read_target
-from eagle3lab.engines.vllm.draft_guards import check_draft, check_release
+from eagle3lab.engines.servers.model_files import ModelFilesError, TargetFacts, is_local, read_draft, read_target
+from eagle3lab.engines.vllm.draft_guards import check_draft
 from eagle3lab.engines.vllm.spec import VllmSpec
 
 TRIED = Version("0.32.0")  # counts in order for each request, and hidden states to files
@@ -28,7 +29,7 @@ def before_launch(spec: VllmSpec, version: str) -> list[Finding]:
             findings.append(warning(text, "give local folders, or look at the accept length"))
         elif spec.draft:
             draft = read_draft(spec.draft)
-            findings += [*check_draft(draft, target, spec.context_length), *check_release(draft, version)]
+            findings += check_draft(draft, target, spec.context_length) + check_release(draft, "vLLM", version)
     except ModelFilesError as error:
         findings.append(fault(str(error), "mend the folder, or give another"))
     return findings

@@ -6,20 +6,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 from eagle3lab.engines.servers.errors import BadAnswer
 from eagle3lab.engines.servers.http import answer
-from eagle3lab.engines.servers.launched import DEADLINE_S, LaunchedServer
+from eagle3lab.engines.servers.launched import LaunchedServer
+from eagle3lab.engines.servers.python import ask_python
 from eagle3lab.engines.vllm.arguments import MODULE, launch_arguments, launch_environment
 from eagle3lab.engines.vllm.guards import before_launch
 from eagle3lab.engines.vllm.spec import VllmSpec
 from eagle3lab.engines.vllm.stats import ServerCounts, server_counts
 
 PYTHON = Path(__file__).resolve().parents[3] / ".venv-vllm" / "bin" / "python"
-LIMIT_S = 120.0
 # the CPU build is a distribution of another name
 _IDENTIFY = """
 from importlib.metadata import PackageNotFoundError, version
@@ -30,26 +29,11 @@ except PackageNotFoundError:
 """
 
 
-class VllmPythonError(RuntimeError):
-    """The server's Python is not there, or has no vLLM."""
-
-
 class VllmServer(LaunchedServer):
-    """A server of this specification; parameters as `LaunchedServer`. `start` also raises VllmPythonError."""
+    """A server of this specification; parameters as `LaunchedServer`. `start` also raises ServerPythonError."""
 
-    name = "vllm"
-
-    def __init__(
-        self,
-        spec: VllmSpec,
-        python: str | Path = PYTHON,
-        log: str | Path | None = None,
-        deadline_s: float = DEADLINE_S,
-        port: int | None = None,
-        unguarded: bool = False,
-    ):
-        super().__init__(python, log, deadline_s, port, unguarded)
-        self.spec = spec
+    name, own_python = "vllm", PYTHON
+    spec: VllmSpec
 
     def context(self) -> int:
         """Tokens that prompt and answer may have together. Raises ServerGone or BadAnswer."""
@@ -75,10 +59,5 @@ class VllmServer(LaunchedServer):
 
 @lru_cache(maxsize=8)
 def installed_vllm(python: str) -> str:
-    """The release in that Python's environment. Raises VllmPythonError."""
-    if not Path(python).is_file():
-        raise VllmPythonError(f"{python} is not there: run `make vllm-env`, or name another environment's Python")
-    run = subprocess.run([python, "-I", "-c", _IDENTIFY], capture_output=True, text=True, timeout=LIMIT_S)
-    if run.returncode != 0:
-        raise VllmPythonError(f"{python} has no vLLM: {(run.stderr.strip() or 'no reason given').splitlines()[-1]}")
-    return run.stdout.strip()
+    """The release in that Python's environment. Raises ServerPythonError."""
+    return ask_python(python, _IDENTIFY, "vLLM").strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle3lab.engines.servers.spec import DEVICES, DTYPES, SpecError, checked_layers, checked_words
+from eagle3lab.engines.servers.spec import SpecError, check_values, checked_layers, checked_words
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,8 @@ class VllmSpec:
         object.__setattr__(self, "extra", checked_words(self.extra))
         if self.aux_layers is not None:
             object.__setattr__(self, "aux_layers", checked_layers(self.aux_layers))
-        self._check()
-
-    def _check(self) -> None:
-        if not self.target:
-            raise SpecError("target is empty: give the target's folder")
-        for name, allowed in (("dtype", DTYPES), ("device", DEVICES)):
-            if getattr(self, name) not in allowed:
-                raise SpecError(f"{name}={getattr(self, name)!r} is none of {', '.join(allowed)}")
-        for name in ("num_steps", "tp", "kv_cache_mib", "max_running_requests", "max_batch_tokens", "context_length"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise SpecError(f"{name}={value!r} must be a whole number, 1 or more")
-        if self.mem_fraction is not None and not 0 < self.mem_fraction < 1:
-            raise SpecError(f"mem_fraction={self.mem_fraction} must lie between 0 and 1")
+        counts = ("num_steps", "tp", "kv_cache_mib", "max_running_requests", "max_batch_tokens", "context_length")
+        check_values(self, counts)
         if self.capture_folder and self.draft:
             raise SpecError("states are captured without a draft: leave out draft, or capture_folder")
         if self.aux_layers is not None and not self.capture_folder:

@@ -9,10 +9,10 @@ import torch
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.model import DraftConfig, Eagle3Draft
 from eagle3lab.engines.servers.findings import faults
+from eagle3lab.engines.servers.model_files import read_draft, read_target
 from eagle3lab.engines.sglang.attach import parse_server_info
 from eagle3lab.engines.sglang.draft_guards import check_sizes
 from eagle3lab.engines.sglang.guards import before_launch, check_speculation, on_server, tree_capacity
-from eagle3lab.engines.sglang.model_files import read_draft, read_target
 from eagle3lab.engines.sglang.spec import ServerSpec
 from tests.engines.sglang.drafters import CONTEXT, IDS_W, H, V, W, good_tensors, with_ids, write_draft, write_target
 
@@ -320,7 +320,7 @@ def test_a_context_longer_than_the_drafter_has_or_saw(tmp_path, target):
     draft = write_draft(tmp_path / "draft", training={"trained_length": 40}, max_position_embeddings=100)
     texts = [finding.text for finding in found(target, draft)]
     assert "allows 128 positions, the drafter's max_position_embeddings is 100" in texts[0]
-    assert "allows 128 tokens, the drafter's longest training row had 40" in texts[1]
+    assert "allows 128 positions, the drafter's longest training row had 40" in texts[1]
     assert faults(found(target, draft)) == []
     assert found(target, draft, context_length=40) == []
 

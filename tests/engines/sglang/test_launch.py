@@ -7,8 +7,9 @@ import pytest
 
 from eagle3lab.engines.servers.findings import LaunchRefused
 from eagle3lab.engines.servers.process import ServerStartError
+from eagle3lab.engines.servers.python import ServerPythonError
 from eagle3lab.engines.sglang import server as server_module
-from eagle3lab.engines.sglang.release import Release, ServerPythonError
+from eagle3lab.engines.sglang.release import Release
 from eagle3lab.engines.sglang.server import SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 from tests.engines.sglang.drafters import write_draft, write_target

@@ -9,11 +9,12 @@ import torch
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.model import DraftConfig, Eagle3Draft
 from eagle3lab.engines.servers.findings import LaunchRefused
+from eagle3lab.engines.servers.python import ServerPythonError
 from eagle3lab.engines.sglang.guards import before_launch as before_sglang
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.vllm import server as server_module
 from eagle3lab.engines.vllm.guards import before_launch
-from eagle3lab.engines.vllm.server import VllmPythonError, VllmServer
+from eagle3lab.engines.vllm.server import VllmServer
 from eagle3lab.engines.vllm.spec import VllmSpec
 from tests.engines.sglang.drafters import (
     CONTEXT,
@@ -220,9 +221,9 @@ def test_a_fault_forbids_the_launch(monkeypatch, tmp_path, target):
 
 
 def test_a_python_that_has_no_vllm(tmp_path, target):
-    with pytest.raises(VllmPythonError, match="make vllm-env"):
+    with pytest.raises(ServerPythonError, match="make vllm-env"):
         VllmServer(VllmSpec(target), python=tmp_path / "python").start()
-    with pytest.raises(VllmPythonError, match="has no vLLM"):
+    with pytest.raises(ServerPythonError, match="has no vLLM"):
         VllmServer(VllmSpec(target), python=sys.executable).start()
 
 
