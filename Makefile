@@ -41,7 +41,7 @@ smoke: env ## the same nine notebooks on a tiny model, in minutes
 	$(BIN)/python -m eagle3lab run smoke
 
 lab: env ## the notebooks in JupyterLab, on this machine only
-	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=.
+	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root)
 
 serve-cpu: env sglang-env ## a real SGLang server of SmolLM2 on this machine's CPU (PORT=30000, stop it with Ctrl-C)
 	$(BIN)/python -m eagle3lab.engines.sglang.serve_cpu --port $(PORT)
