@@ -10,6 +10,7 @@ from eagle3lab.draft.chain import chain_draft_tokens
 
 BASELINE = 0  # num_steps of plain decoding
 PERCENTILES = (0.5, 0.95, 0.99)
+NOISY_ROUNDS = 0.25  # share by which the baseline's fastest round may be faster than its slowest: above it, no number
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ class BenchRow:
     def condition(self) -> Condition:
         return Condition(self.concurrency, self.temperature, self.cuda_graphs)
 
+    @property
+    def gain(self) -> str:
+        """The speed-up with the range of its rounds."""
+        return f"x{self.speedup:.2f} [{self.speedup_low:.2f}, {self.speedup_high:.2f}]"
+
     @classmethod
     def read(cls, values: dict) -> "BenchRow":
         """From JSON, where its tuples are lists."""
@@ -89,6 +95,25 @@ def break_even(accept_length: float, spec_tok_s: float, base_tok_s: float) -> fl
     if min(accept_length, spec_tok_s, base_tok_s) <= 0:
         raise ValueError(f"not positive: {accept_length=}, {spec_tok_s=} or {base_tok_s=}")
     return accept_length * base_tok_s / spec_tok_s
+
+
+def not_measurable(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) -> str:
+    """Why the speeds measured in a condition carry no break-even; "" where they do.
+
+    A break-even below 1 would be a cycle cheaper than a plain step, which it contains; rounds of the baseline that
+    differ by more than NOISY_ROUNDS say that the machine was not quiet.
+    """
+    here = [row for row in rows if row.condition == condition]
+    least = min((row.break_even for row in here if row.break_even is not None), default=None)
+    baseline = next((row for row in here if row.accept_length is None), None)
+    noisy = baseline is not None and baseline.tok_s_high > (1 + NOISY_ROUNDS) * baseline.tok_s_low
+    impossible = least is not None and least < 1
+    if not noisy and not impossible:
+        return ""
+    found = [f"baseline rounds {baseline.tok_s_low:.1f} to {baseline.tok_s_high:.1f} tok/s"] if baseline else []
+    if least is not None:
+        found.append(f"break-even {least:.2f}" + (" (impossible below 1)" if impossible else ""))
+    return f"{', '.join(found)}: the machine was {'busy' if noisy else 'not quiet, or the rounds were too few'}"
 
 
 def cycle_ms(accept_length: float, tok_s: float) -> float:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle3lab.analysis.bench_row import ONE_STREAM, BenchRow, Condition
+from eagle3lab.analysis.bench_row import ONE_STREAM, BenchRow, Condition, not_measurable
 from eagle3lab.draft.chain import chain_draft_tokens
 
 SINGULAR = 1e-9  # ratio of singular values below which two costs cannot be told apart
+NOT_MEASURABLE = "not measurable"  # what such an advice begins with; status and model card look for it
 
 
 class CannotFit(ValueError):
@@ -76,11 +77,14 @@ class CycleCost:
         return num_steps <= self.longest and tokens <= self.widest
 
     def __str__(self):
-        verify = "" if self.token_ms is None else f" + {self.token_ms:.2f} a verified token"
-        error = "nothing to check it with" if self.worst_error is None else f"within {self.worst_error:.0%}"
+        verify = "" if self.token_ms is None else f" + {self.token_ms:.1f} ms for each verified token"
+        few = "two" if self.token_ms is None else "three"
+        error = f"fitted to {few} settings, nothing left to check it with"
+        if self.worst_error is not None:
+            error = f"fitted to the measured settings within {self.worst_error:.0%}"
         return (
-            f"cycle = {self.fixed_ms:.2f}{verify} + {self.step_ms:.2f} a draft step ms at {self.condition} ({error}); "
-            f"a plain step is {self.plain_ms:.2f} ms"
+            f"one cycle takes {self.fixed_ms:.1f} ms{verify} + {self.step_ms:.1f} ms for each draft step at "
+            f"{self.condition} ({error}); a plain step takes {self.plain_ms:.1f} ms"
         )
 
 
@@ -95,7 +99,8 @@ def fit_cycle_cost(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) 
     """Costs by least squares over the speculating rows of one condition, in relative error.
 
     CannotFit: no baseline there, fewer than two different chain lengths, too few settings for trees, or a cost of
-    drafting that comes out negative (noise larger than what a draft step costs).
+    drafting that comes out negative or a cycle cheaper than a plain step (noise larger than what a draft step costs),
+    speeds that are not measurable.
     """
     here = [row for row in rows if row.condition == condition]
     baselines = [row for row in here if row.accept_length is None]
@@ -105,6 +110,8 @@ def fit_cycle_cost(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) 
         raise CannotFit(f"{len(baselines)} baseline rows {where}, exactly one is needed")
     if len({row.num_steps for row in settings}) < 2:
         raise CannotFit(f"fewer than two different num_steps {where}: the cost of a draft step cannot be told")
+    if why := not_measurable(rows, condition):
+        raise CannotFit(f"not measurable {where}: {why}")
     steps_R = np.array([row.num_steps for row in settings], dtype=float)
     tokens_R = np.array([row.num_draft_tokens for row in settings], dtype=float)
     cost_R = np.array([row.cycle_ms for row in settings])
@@ -127,7 +134,12 @@ def fit_cycle_cost(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) 
     errors = np.abs(design @ found / cost_R - 1)
     worst = float(errors.max()) if len(settings) > len(columns) else None
     longest, widest = int(steps_R.max()), int(tokens_R.max())
-    return CycleCost(condition, baselines[0].cycle_ms, fixed, token, step, worst, longest, widest)
+    cost = CycleCost(condition, baselines[0].cycle_ms, fixed, token, step, worst, longest, widest)
+    if cost.fixed_ms + cost.step_ms + 2 * (cost.token_ms or 0.0) < cost.plain_ms:  # a chain of one, the cheapest cycle
+        raise CannotFit(
+            f"a cycle fitted {where} is cheaper than a plain step: the rows are too noisy, take more rounds"
+        )
+    return cost
 
 
 def chain_accept_length(joint: Sequence[float | None], num_steps: int) -> float:
@@ -159,10 +171,12 @@ def what_if(cost: CycleCost, accept_lengths: Sequence[float], num_steps: Sequenc
 
 @dataclass(frozen=True)
 class Advice:
-    """What the measured rows of one condition say. `speculate` only when the best setting won every round."""
+    """What the measured rows of one condition say. `speculate` only when the best setting won every round, and never
+    when the speeds are not `measurable`."""
 
     condition: Condition
     speculate: bool
+    measurable: bool
     best: BenchRow
     text: str
 
@@ -170,15 +184,19 @@ class Advice:
         return self.text
 
 
-def advise(rows: Sequence[BenchRow]) -> list[Advice]:
-    """One advice for each condition: the setting to run, or not to speculate. ValueError without a setting."""
+def advise(rows: Sequence[BenchRow], profile: str = "PROFILE") -> list[Advice]:
+    """One advice for each condition: the setting to run, not to speculate, or to measure `profile` again. ValueError
+    without a setting."""
     settings = [row for row in rows if row.accept_length is not None]
     if not settings:
         raise ValueError("no speculating setting was measured, so there is nothing to advise")
     found = []
     for condition in conditions(settings):
         best = max((row for row in settings if row.condition == condition), key=lambda row: row.speedup)
-        found.append(Advice(condition, best.speedup_low > 1, best, _words(best)))
+        why = not_measurable(rows, condition)
+        again = f"repeat with: python -m eagle3lab run {profile} --only serving --force"
+        text = f"{NOT_MEASURABLE} at {condition}: {why}; {again}" if why else _words(best)
+        found.append(Advice(condition, not why and best.speedup_low > 1, not why, best, text))
     return found
 
 
@@ -186,7 +204,7 @@ def _words(best: BenchRow) -> str:
     setting = f"num_steps {best.num_steps}, topk {best.topk}, num_draft_tokens {best.num_draft_tokens}"
     facts = f"accept length {best.accept_length:.2f}, break-even {best.break_even:.2f}"
     if best.speedup_low > 1:
-        return f"speculate with {setting}: x{best.speedup:.2f} at {best.condition} ({facts})"
+        return f"speculate with {setting}: {best.gain} at {best.condition} ({facts})"
     if best.speedup > 1:
         low = f"x{best.speedup_low:.2f} in its worst round"
         return f"do not speculate yet: {setting} gives x{best.speedup:.2f} at {best.condition}, but {low} ({facts})"

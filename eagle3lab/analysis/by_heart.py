@@ -18,6 +18,11 @@ from eagle3lab.draft.train import Trainer
 AGAIN = 2  # times that the passes are doubled where they were not enough
 
 
+def most_passes(epochs: int) -> int:
+    """Passes of the last and longest training of `learn_by_heart`, where none was enough."""
+    return epochs * 2**AGAIN
+
+
 def learn_by_heart(
     draft,
     rows: Sequence[AnswerRow],

@@ -67,7 +67,9 @@ def _length_strips(lengths, data):
 
 def acceptance_by_position(positions: Mapping[str, PositionAcceptance], data: str) -> Figure:
     """Acceptance by draft position, one series a name: joint; conditional and marginal beside it."""
-    note = "Right: solid = among the chains whose drafts before it are all right; dotted = whatever came before."
+    dotted = any(share is not None for shares in positions.values() for share in shares.marginal)
+    note = f"Right: {'solid = ' if dotted else ''}among the chains whose drafts before it are all right"
+    note += "; dotted = whatever came before." if dotted else "."
     figure, (left, right) = style.new_figure("Acceptance by draft position", data, columns=2, height=3.4, note=note)
     longest, highest = max(len(shares.joint) for shares in positions.values()), 0.0
     for index, (name, shares) in enumerate(positions.items()):
@@ -78,7 +80,8 @@ def acceptance_by_position(positions: Mapping[str, PositionAcceptance], data: st
         }
         _share_line(left, shares.joint, "-", **look)
         _share_line(right, shares.conditional, "-", label=f"{name}\n{shares.chains:,} chains", **look)
-        _share_line(right, shares.marginal, ":", **look)
+        if dotted:
+            _share_line(right, shares.marginal, ":", **look)
         seen = (*shares.joint, *shares.conditional, *shares.marginal)
         highest = max([highest, *(share for share in seen if share is not None)])
     left.set_title("this draft and all before it right", fontsize=10, loc="left")

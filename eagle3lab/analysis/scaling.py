@@ -44,7 +44,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class Needed:
-    """Data needed to reach `target`. `amount` None: not claimed, and `reason` says why.
+    """Data needed to reach `target` (NaN: not known). `amount` None: not claimed, and `reason` says why.
 
     low, high: 95 % interval; high None = some plausible curves never reach it. `beyond` = amount / largest
     measured.
@@ -63,6 +63,8 @@ class Needed:
         return self.beyond is not None and self.beyond > FAR
 
     def __str__(self):
+        if np.isnan(self.target):
+            return self.reason
         if self.amount is None:
             return f"accept length {self.target:.2f}: {self.reason}"
         high = "no upper bound" if self.high is None else human_count(self.high)
@@ -139,11 +141,15 @@ class ScalingFit:
             others = f"{reached_B.mean():.0%} of the plausible curves reach it, hardly any before {least}"
         return f"out of reach of the fitted {line}; {others}"
 
-    def needed_to_pay(self, row) -> Needed:
+    def needed_to_pay(self, row, why: str = "") -> Needed:
         """Data from which the setting of a benchmark row (`BenchRow`) is faster than its baseline.
+
+        why: what speaks against its break-even (`not_measurable`): then no amount is named.
 
         The break-even is as uncertain as the row's speed-up: its range over the rounds widens the interval.
         """
+        if why:
+            return Needed(np.nan, None, None, None, None, f"not measurable: {why}")
         low, high = (row.accept_length / gain for gain in (row.speedup_high, row.speedup_low))
         return self.needed_between(min(low, row.break_even), row.break_even, max(high, row.break_even))
 

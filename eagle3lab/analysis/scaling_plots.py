@@ -48,10 +48,11 @@ def scaling_curve(
         linewidth=1.2,
         label="trained drafters, 95 % over prompts",
     )
-    if needed is not None:
+    known = needed is not None and not np.isnan(needed.target)
+    if known:
         axis.axhline(needed.target, color=style.VERMILLION, linestyle=":", label=f"{needed_name}, {needed.target:.2f}")
         _mark_needed(axis, needed, shown)
-    seen = [*spans.ravel(), *fit.predict(grid), *([] if needed is None else [needed.target])]
+    seen = [*spans.ravel(), *fit.predict(grid), *([needed.target] if known else [])]
     room = 0.15 * (max(seen) - min(seen)) or 0.1
     axis.set_ylim(min(seen) - room, max(seen) + room)  # the band of few points may be wider than any figure
     _amount_axis(axis, least, shown, unit)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from eagle3lab.analysis import style
-from eagle3lab.analysis.bench_row import BenchRow
+from eagle3lab.analysis.bench_row import BenchRow, not_measurable
 from eagle3lab.analysis.breakeven import CycleCost, conditions, what_if
 
 
@@ -67,6 +67,8 @@ def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
         f"Break-even = cost of a cycle / cost of a plain step ({baseline.cycle_ms:.1f} ms), both from this "
         "run. The number is the distance of the accept length from it."
     )
+    if why := not_measurable(rows, baseline.condition):
+        note = f"Not measurable: {why}."
     figure, axis = style.new_figure("Accept length against break-even", data, note=note)
     for place, row in enumerate(settings):
         colour = style.BLUE if row.accept_length > row.break_even else style.VERMILLION

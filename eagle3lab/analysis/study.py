@@ -114,14 +114,18 @@ def _subsets(job: TrainJob, features, vary: str, amounts: list[float], seed: int
     sets = {row_id: features.index(row_id)["set"] for row_id in rows.row_ids}
     if vary == "rows":
         if broken := [amount for amount in amounts if not isinstance(amount, int)]:
-            raise ValueError(f"{broken[0]} rows: give a whole number")
+            raise ValueError(f"amounts: {broken[0]} rows: give a whole number")
+        if amounts[-1] > len(rows.row_ids):
+            raise ValueError(f"amounts: {amounts[-1]} rows are more than the {len(rows.row_ids)} of the full training")
         return nested_subsets(rows.row_ids, amounts, seed, sets)
     (order,) = nested_subsets(rows.row_ids, [len(sets)], seed, sets).values()
     sizes = dict.fromkeys(order, 0)
     for piece, n in rows.lengths.items():
         sizes[rows.row_of(piece)] += n
     if amounts[-1] > sum(sizes.values()):
-        raise ValueError(f"{amounts[-1]:,.0f} tokens are more than the {sum(sizes.values()):,} of all training rows")
+        raise ValueError(
+            f"amounts: {amounts[-1]:,.0f} tokens are more than the {sum(sizes.values()):,} of the full training"
+        )
     found = {}
     for amount in amounts:
         tokens, chosen = 0, []

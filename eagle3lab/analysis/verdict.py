@@ -2,7 +2,8 @@
 
 The order of the questions matters: each is only worth asking when the ones before are answered.
     1. Does the server do what the simulation does? If not, it is a bug in serving, whatever the training did.
-    2. Can the drafter learn a few answers by heart? If not, it is a bug in training or in the features.
+    2. Can the drafter learn a few answers by heart? If not, it is a bug in training or in the features; if nearly, it
+       wants more passes first.
     3. Does it beat a drafter that has learned nothing? If not, the held-out data does not fit the training.
     4. Is it much better on what it was trained on? Then there is too little data.
     5. Does more data still help? Then more data is the way, else it is not.
@@ -18,6 +19,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 OVERFIT_SHARE = 0.9  # of the maximum num_steps + 1, on answers learned by heart
+UNFINISHED_SHARE = 0.7  # from here to OVERFIT_SHARE it learns, and may only want more passes; below it is a bug
 CONTROL_MARGIN = 0.1  # a drafter this near to the random one has learned nothing
 GAP_SHARE = 0.3  # of the accepted drafts on trained text, lost on held-out text
 ROUNDING = 0.03  # share of verifications that may differ where precisions differ
@@ -32,8 +34,9 @@ class Evidence:
 
     heldout: of the drafter on held-out answers, with its interval. random: of a random drafter on the same. trained: of
     the drafter on answers it was trained on. overfit: of a drafter trained on a few answers until nothing improves, on
-    these answers; overfit_most: the best possible there, with this vocabulary and these ends. verifications, differing:
-    simulated against served; cause: the likeliest cause of what differs.
+    these answers; overfit_most: the best possible there, with this vocabulary and these ends; overfit_passes: the most
+    passes over them that were tried. verifications, differing: simulated against served; cause: the likeliest cause of
+    what differs.
     slope, slope_interval: accept length gained by ten times the data; slope_of: of which chain and answers, which need
     not be these; slope_why: why that is not known. wanted: accept length that would be enough.
     """
@@ -45,6 +48,7 @@ class Evidence:
     trained: float | None = None
     overfit: float | None = None
     overfit_most: float | None = None
+    overfit_passes: int | None = None
     verifications: int | None = None
     differing: int | None = None
     cause: str = ""
@@ -79,11 +83,12 @@ def slope_fields(curve: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Line:
-    """One piece of evidence: the question, what was found, and what it says (good, bad, or that it is missing)."""
+    """One piece of evidence: the question, what was found, and what it says (good, bad, unsure, or that it is
+    missing)."""
 
     question: str
     found: str
-    says: Literal["good", "bad", "missing"]
+    says: Literal["good", "bad", "unsure", "missing"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,10 @@ def judge(e: Evidence) -> Judgement:
         words = "it cannot learn a few answers by heart, so more data cannot help."
         step = "check masks, slots and layers: features against the target, then loss on one batch"
         return Judgement("bug in training", words, step, lines)
+    if overfit.says == "unsure":
+        passes = f"in {e.overfit_passes} passes" if e.overfit_passes else "in its passes"
+        words = f"a few answers were not learned by heart {passes} ({overfit.found}; {OVERFIT_SHARE:.0%} proves it)."
+        return Judgement("open", words, "raise heart_passes before you suspect a bug", lines)
     if control.question in bad:
         if overfit.says == "good":
             words = "training works, but on held-out answers the drafter is no better than a random one."
@@ -162,7 +171,8 @@ def _overfit(e: Evidence) -> Line:
         return Line(question, "not tried", "missing")
     most = e.overfit_most or e.num_steps + 1
     found = f"accept length {e.overfit:.2f}, {e.overfit / most:.0%} of the maximum {most:.2f}"
-    return Line(question, found, "good" if e.overfit >= OVERFIT_SHARE * most else "bad")
+    says = "bad" if e.overfit < UNFINISHED_SHARE * most else "unsure" if e.overfit < OVERFIT_SHARE * most else "good"
+    return Line(question, found, says)
 
 
 def _control(e: Evidence) -> Line:

@@ -28,7 +28,7 @@ from eagle3lab.data.records import RecordsError
 from eagle3lab.data.shape import Shaper
 from eagle3lab.data.sources import SetSpec, open_rows, pinned
 from eagle3lab.data.suites import benchmark_texts
-from eagle3lab.data.summary import Tally
+from eagle3lab.data.summary import ERRORS, Tally
 from eagle3lab.data.text import digest, row_stem, share
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
@@ -75,7 +75,7 @@ def prepare_set(
     shaper = Shaper(spec, tokenizer, limits, context_length, end_ids)
     with atomic_folder(Path(out_dir) / spec.name) as folder:
         with ExitStack() as stack:
-            fallen = stack.enter_context(_open_text(folder / "errors.jsonl"))
+            fallen = stack.enter_context(_open_text(folder / ERRORS))
             file = stack.enter_context(TemporaryFile(dir=folder))
             prompts = stack.enter_context(_open_text(folder / "prompts.jsonl"))
             native = spec.kind == "tokenized"
@@ -83,13 +83,13 @@ def prepare_set(
             one = _Pass(spec, limits, shaper, blocked, seen or set(), fallen, Choice(file, _room(limits)))
             with open_rows(spec) as records:
                 for number, row in enumerate(islice(records, spec.max_rows)):
-                    one.offer(number + len(records.lost), row)
+                    one.offer(number + len(records.lost), row, getattr(records, "line", None))
                     if on_progress and number % _PROGRESS_ROWS == _PROGRESS_ROWS - 1:
                         on_progress(number + 1)
                 lost = [entry.as_dict() for entry in records.lost]
             for entry in lost:
                 one.input += 1
-                one.fall("error", entry["record"], None, "unreadable_record", entry["reason"])
+                one.fall("error", entry["record"], None, "unreadable_record", entry["reason"], entry["line"])
             keys = one.write(prompts, tokenized)
         summary = one.summary(lost) | {"fingerprint": fingerprint}
         if summary["origin"] != origin:
@@ -130,7 +130,7 @@ class _Pass:
         self.tally = Tally()
         self.input = 0
 
-    def offer(self, number: int, row: Any) -> None:
+    def offer(self, number: int, row: Any, line: int | None = None) -> None:
         """Take in one raw row: it is kept, or falls with its reason. One that breaks its adapter is an error, too."""
         self.input += 1
         key = None
@@ -142,19 +142,20 @@ class _Pass:
             key = conversation.id
             self._place(number, conversation)
         except RowError as error:
-            self.fall("error", number, key, error.reason, error.detail)
+            self.fall("error", number, key, error.reason, error.detail, line)
         except RowSkipped as skip:
-            self.fall("skipped", number, key, skip.reason, skip.detail)
+            self.fall("skipped", number, key, skip.reason, skip.detail, line)
         except (OSError, MemoryError):  # the disk or the machine is at fault, not the row
             raise
         except Exception as error:
-            self.fall("error", number, key, "broken_row", f"{type(error).__name__}: {error}")
+            self.fall("error", number, key, "broken_row", f"{type(error).__name__}: {error}", line)
 
-    def fall(self, kind: str, number: int, key: str | None, reason: str, detail: str) -> None:
-        """Count a row that is not kept and write down why."""
+    def fall(self, kind: str, number: int, key: str | None, reason: str, detail: str, line: int | None = None) -> None:
+        """Count a row that is not kept and write down why; with its `line` (from 1) where a row is a line."""
         self.counts[kind][reason] += 1
-        line = {"row": number, "id": key, "kind": kind, "reason": reason, "detail": detail}
-        self.fallen.write(json.dumps(line, ensure_ascii=False) + "\n")
+        told = {"row": number, "id": key, "kind": kind, "reason": reason, "detail": detail}
+        told |= {} if line is None else {"line": line}
+        self.fallen.write(json.dumps(told, ensure_ascii=False) + "\n")
 
     def _place(self, number: int, conversation: Any) -> None:
         """Keep the row if its place in the seeded order is within the limit; the row it pushes out is

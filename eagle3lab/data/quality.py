@@ -24,6 +24,11 @@ OPENING = 160  # characters of the answer proper in which a phrase makes it a re
 LONGEST_PERIOD, LEAST_ROUNDS, LEAST_TOKENS = 512, 4, 32  # of a loop
 EXAMPLES = 5  # ids kept a set and kind
 KINDS = ("cut", "empty", "refusal", "loop")
+LOOPS_BECOME = {  # by cut_answers: what `treat_cut` makes of an answer that max_tokens cut in a loop
+    "keep_prefix": "kept to the end of the loop's first round",
+    "drop": "left out, as every cut answer",
+    "mark": "kept whole, for the target loops like this when it is served, too, and marked in finish_reason",
+}
 
 _REFUSES = re.compile("|".join(re.escape(phrase) + (r"\b" if phrase.isascii() else "") for phrase in REFUSALS))
 _THOUGHT_END = re.compile(r".*</think>|.*<\|end_of_thought\|>", re.DOTALL)

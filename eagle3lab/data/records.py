@@ -27,12 +27,14 @@ class RecordsError(ValueError):
 
 @dataclass(frozen=True)
 class Lost:
-    """One record that could not be read. `record` counts from 0, `byte` is where it starts in the file."""
+    """One record that could not be read. `record` counts from 0, `byte` is where it starts in the file; `line` counts
+    from 1, as editors do, where a record is a line."""
 
     record: int
     byte: int
     dropped_bytes: int
     reason: str
+    line: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,20 +145,22 @@ class JsonArray:
 @dataclass
 class JsonLines:
     """Iterator over the rows of a JSON-lines binary stream; a broken line goes to `.lost` and reading goes
-    on."""
+    on. `line` is the one read last, from 1."""
 
     stream: BinaryIO
     name: str = "stream"
     lost: list[Lost] = field(default_factory=list)
+    line: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         byte = number = 0
-        for line in self.stream:
+        for at, line in enumerate(self.stream, 1):
+            self.line = at
             if line.strip():
                 try:
                     row = json.loads(line, strict=False)
                 except (ValueError, RecursionError) as error:
-                    self.lost.append(Lost(number, byte, len(line), f"not JSON: {error}"))
+                    self.lost.append(Lost(number, byte, len(line), f"not JSON: {error}", at))
                 else:
                     yield row
                 number += 1

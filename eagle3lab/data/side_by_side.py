@@ -25,7 +25,7 @@ from eagle3lab.data.limits import SetPlan
 from eagle3lab.data.prepare import OF_ANOTHER_SET, prepare_set, read_prompts, read_tokenized
 from eagle3lab.data.sources import pinned
 from eagle3lab.data.suites import ALWAYS_BLOCKED, benchmark_texts
-from eagle3lab.data.summary import ORDER
+from eagle3lab.data.summary import ERRORS, ORDER
 from eagle3lab.data.text import row_stem
 from eagle3lab.workbench.files import iter_jsonl, read_json, write_json_atomic
 
@@ -229,7 +229,7 @@ def kept_keys(folder: Path) -> set[str]:
 
 def left_out_keys(folder: Path) -> set[str]:
     """Text keys of the rows that a prepared set left to earlier sets."""
-    details = (row["detail"] for row in iter_jsonl(folder / "errors.jsonl") if row["reason"] == "duplicate")
+    details = (row["detail"] for row in iter_jsonl(folder / ERRORS) if row["reason"] == "duplicate")
     return {text.removeprefix(OF_ANOTHER_SET) for text in details if text.startswith(OF_ANOTHER_SET)}
 
 

@@ -6,11 +6,14 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from eagle3lab.workbench.files import read_json
+from eagle3lab.workbench.files import iter_jsonl, read_json
 
+ERRORS = "errors.jsonl"  # of a set: the rows that are not kept, each with its reason
 ORDER = "sets.json"  # of a prepared folder: the summaries of its sets, in the order they were asked for
+_LONGEST_DETAIL = 100  # characters
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -49,6 +52,27 @@ class Tally:
             "loss_tokens": self.loss_tokens,
             "finish_reasons": dict(self.finish),
         }
+
+
+def lost_rows(summaries: Iterable[Mapping[str, Any]], prepared: str | Path, shown: str) -> str | None:
+    """What errors cost: `4 of 30 rows lost to errors (1 more skipped); first: mine, line 4: not JSON: ...; see
+    runs/.../mine/errors.jsonl`, with the first error of the first set that has any. None without errors.
+
+    shown: the folder `prepared` as a reader finds it.
+    """
+    summaries = list(summaries)
+    errors, skipped = (sum(sum(one[fate].values()) for one in summaries) for fate in ("errors", "skipped"))
+    if not errors:
+        return None
+    name = next(one["set"] for one in summaries if one["errors"])
+    told = (row for row in iter_jsonl(Path(prepared) / name / ERRORS) if row["kind"] == "error")
+    first = min(told, key=lambda row: row["row"])
+    where = f"line {first['line']}" if "line" in first else f"row {first['row']} (from 0)"
+    what = shorten(first["detail"], _LONGEST_DETAIL, placeholder=" ...")
+    return (
+        f"{errors:,} of {sum(one['input'] for one in summaries):,} rows lost to errors ({skipped:,} more skipped); "
+        f"first: {name}, {where}: {what}; see {shown}/{name}/{ERRORS}"
+    )
 
 
 def quantiles(lengths: Iterable[int]) -> dict[str, float]:

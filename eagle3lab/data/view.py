@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.data.prepare import read_prompts, read_tokenized
+from eagle3lab.data.quality import loop_of
 from eagle3lab.data.spans import check_spans
 from eagle3lab.data.summary import quantiles
 
@@ -69,6 +70,20 @@ def _with_reference(prompt: Mapping[str, Any]) -> dict[str, Any] | None:
     row = {"id": f"{prompt['id']}-reference", "set": prompt["set"], "split": prompt["split"], "origin": "reference"}
     finish = "length" if prompt["reference_cut"] else "stop"
     return row | {"input_ids": ids, "loss_spans": [[prompt["n_prompt"], len(ids)]], "finish_reason": finish}
+
+
+def normal_and_looping(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first corpus row whose last answer ended by itself, without a loop (where there is none, the first cut one),
+    and the first whose last answer ends in a loop; those of the two that there are."""
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        start, end = row["loss_spans"][-1]
+        finish = "stop" if row["finish_reason"] == "stop" else "length"
+        loop = loop_of({"output_ids": row["input_ids"][start:end], "finish_reason": finish})
+        first.setdefault("loop" if loop else finish, row)
+        if "stop" in first and "loop" in first:
+            break
+    return [row for row in (first.get("stop", first.get("length")), first.get("loop")) if row]
 
 
 def samples_html(tokenizer: Any, rows: Iterable[Mapping[str, Any]], max_tokens: int = 300) -> str:

@@ -38,6 +38,15 @@ def default_aux_layers(num_layers: int) -> list[int]:
     return layers
 
 
+def some_aux_layers(num_layers: int) -> list[int] | None:
+    """Layers to name for a target: the default where its three are different, else three from L//4 to L-1; None for
+    fewer than three layers."""
+    try:
+        return default_aux_layers(num_layers)
+    except CollidingLayersError:
+        return [num_layers // 4, num_layers // 2, num_layers - 1] if num_layers >= 3 else None
+
+
 def check_aux_layers(aux_layers: Iterable[int], num_layers: int) -> list[int]:
     """The layers as a list. Raises ValueError for duplicates and for ids outside 0..L-1."""
     layers = [int(layer) for layer in aux_layers]

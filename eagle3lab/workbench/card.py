@@ -17,7 +17,7 @@ from .card_text import CardFacts, card_text
 from .files import atomic_folder, read_json, write_json_atomic
 from .lineage import UpstreamError, UpstreamRun, ancestors, finished_run
 from .records import OK, all_records, newest, read_record
-from .root import from_root
+from .root import from_root, show_path
 
 CARD, TRAINING = "README.md", "training.json"
 _MEASURE = ("diagnostics", "serving", "scaling")  # stages that look at a drafter
@@ -35,10 +35,18 @@ class Given:
 def training_run(named: str, runs_dir: str | Path = "runs") -> UpstreamRun:
     """The finished training run of that id, or the newest one of the profile of that name.
 
-    UpstreamError when there is none.
+    UpstreamError when there is none, with those that there are.
     """
     folder = from_root(runs_dir)
-    if read_record(folder / named) is None and (record := newest(all_records(folder), "training", named, OK)):
+    if read_record(folder / named) is None:
+        trained = [record for record in all_records(folder) if (record["stage"], record["state"]) == ("training", OK)]
+        record = newest(trained, "training", named)
+        if record is None:
+            there = [f"{record['profile']} ({record['run_id']})" for record in trained]
+            raise UpstreamError(
+                f"{named!r} must be a profile with a finished training run in {show_path(folder)}, or such a run's id; "
+                f"there are: {', '.join(there) or 'none'}"
+            )
         named = record["run_id"]
     return finished_run("training", named, folder)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from .assumptions import read_assumptions
@@ -17,30 +19,40 @@ from .outlook import reckon
 from .params import CommandLineText, ParameterError, resolve_parameters, stage_parameters
 from .plan import plan
 from .plan_text import commands_text, outlook_text, stages_text
-from .records import FAILED, INTERRUPTED, KERNEL_DIED, OK, STOPPED_EARLY, TIMEOUT
+from .records import FAILED, INTERRUPTED, KERNEL_DIED, OK, REPORT, STOPPED_EARLY, TIMEOUT
 from .runner import StageResult, run_chain
 from .stages import STAGES, get_stage, select_stages
 from .status import status
 
 EXIT_CODES = {OK: 0, FAILED: 1, STOPPED_EARLY: 3, TIMEOUT: 124, INTERRUPTED: 130, KERNEL_DIED: 137}
 _REFUSED = 2
+_NOBODY_READS = 141  # as a shell tells SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 ok, 2 refused before a kernel started, others per state)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["doctor"] and arguments[1:2] and arguments[1].startswith("--"):
-        # artefacts and servers instead of a profile; by name, because it loads torch and lies on a floor above
-        return import_module("eagle3lab.analysis.doctor.command").main(arguments[1:])
-    options = _parser().parse_args(arguments)
     try:
-        return options.action(options)
+        if arguments[:1] == ["doctor"] and arguments[1:2] and arguments[1].startswith("-"):
+            return _above("command").main(arguments[1:])  # artefacts and servers instead of a profile
+        options = _parser().parse_args(arguments)
+        code = options.action(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
     except (ValueError, RuntimeError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return _REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_CODES[INTERRUPTED]
+
+
+def _above(name: str) -> ModuleType:
+    """A module of the doctor: by name, because it loads torch and lies on a floor above."""
+    return import_module(f"eagle3lab.analysis.doctor.{name}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,12 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     model_card.add_argument("--runs-dir", default="runs")
     model_card.set_defaults(action=_card)
 
-    doctor = commands.add_parser("doctor", help="check this machine and a profile (runs notebook 00)")
+    doctor = commands.add_parser("doctor", help="check this machine and a profile, or any artefact (doctor --help)")
     doctor.add_argument("profile")
-    doctor.set_defaults(
-        action=_run, only=["doctor"], first=None, last=None, parameters=[], force=False,
-        timeout_minutes=None, cell_timeout_minutes=None,
-    )  # fmt: skip
+    doctor.set_defaults(action=_doctor)
     return parser
 
 
@@ -117,6 +126,17 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print(closing_text((result.stage, result.folder) for result in results))
     return EXIT_CODES[last.state]
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """Run notebook 00 and say what it found; 1 when there is a fault."""
+    (result,) = run_chain(options.profile, ["doctor"])
+    if result.state != OK:
+        return EXIT_CODES[result.state]
+    report = _above("report")
+    rows = report.read_report(result.folder / REPORT)
+    print(report.as_text(rows).replace("run PROFILE ", f"run {options.profile} "))
+    return report.exit_code(rows)
 
 
 def _seconds(minutes: float | None) -> float | None:

@@ -28,9 +28,12 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit checked out at the repository root and whether files differ from it; None without git."""
+    """The commit checked out at the repository root and whether tracked files differ from it; None without git.
+
+    Files that git does not track (parameter files of one's own) are no change of the code.
+    """
     commit = _output("git", "-C", str(repository_root()), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(repository_root()), "status", "--porcelain")
+    changes = _output("git", "-C", str(repository_root()), "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit or None, "dirty": None if changes is None else bool(changes)}
 
 

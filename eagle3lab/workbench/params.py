@@ -121,8 +121,13 @@ def needed_parameters(stage: Stage) -> list[str]:
 
 def all_parameter_names() -> set[str]:
     """Names that at least one of the notebooks present knows."""
-    present = [stage.notebook_path for stage in STAGES.values() if stage.notebook_path.exists()]
-    return {param.name for path in present for param in read_parameters(path)}
+    return set().union(*_names_by_stage().values())
+
+
+def _names_by_stage() -> dict[str, set[str]]:
+    """Stage -> the names that its notebook knows, of the notebooks present."""
+    present = {name: stage.notebook_path for name, stage in STAGES.items() if stage.notebook_path.exists()}
+    return {name: {param.name for param in read_parameters(path)} for name, path in present.items()}
 
 
 def resolve_parameters(stage: str, profile: str, overrides: Mapping[str, Any] | None = None) -> Resolved:
@@ -182,5 +187,9 @@ def share_overrides(stages: list[str], overrides: Mapping[str, Any]) -> dict[str
     everywhere = set().union(*known.values())
     for name in overrides:
         if name not in everywhere:
+            elsewhere = [stage for stage, names in _names_by_stage().items() if name in names]
+            if elsewhere:
+                belongs = f"parameter {name!r} belongs to {', '.join(elsewhere)}, which is not selected"
+                raise ParameterError(f"{belongs}; selected: {', '.join(stages)}")
             raise ParameterError(f"unknown parameter {name!r}{nearest(name, everywhere)} in {', '.join(stages)}")
     return {stage: {n: v for n, v in overrides.items() if n in names} for stage, names in known.items()}

@@ -11,7 +11,7 @@ from .artefacts import gone_files
 from .code_hash import changed_files, code_digest, stage_code
 from .lineage import Identity, Source, UpstreamRun, choose_upstream, identify, needed, unhashed, upstream_runs
 from .params import Resolved, resolve_parameters, run_parameter, share_overrides
-from .records import OK, all_records, newest, observed_state, read_record
+from .records import OK, RUNNING, all_records, newest, observed_state, read_record
 from .root import from_root
 from .stages import Stage, get_stage, select_stages
 
@@ -114,6 +114,8 @@ def _judge(row: StagePlan, force: bool) -> StagePlan:
         return replace(row, state=state, why="forced, from nothing")
     if record is None:
         return replace(row, why=_difference(row))
+    if state == RUNNING:
+        return replace(row, state=state, why="is running now")
     if state != OK:
         return replace(row, state=state, why=f"was {state}: continues where it stopped")
     gone = gone_files(row.folder)

@@ -23,13 +23,13 @@ def duration(seconds: float | None) -> str:
 
 
 def progress_text(state: dict[str, Any]) -> str:
-    """One line: `1,200/5,000 rows · 41.3 rows/s · 1:32 left · note`."""
+    """One line: `1,200/5,000 rows · 41.3 rows/s · 1:32 left · note`, or `22.8 s each` where one takes longer."""
     unit = f" {state['unit']}" if state["unit"] else ""
     total = f"/{state['total']:,}" if state["total"] is not None else ""
     parts = [f"{state['done']:,}{total}{unit}"]
     if state["rate"]:
         rate = state["rate"]
-        parts.append(f"{rate:,.1f}{unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s/{state['unit'] or 'item'}")
+        parts.append(f"{rate:,.1f}{unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s each")
     if state["seconds_left"] is not None:
         parts.append(f"{duration(state['seconds_left'])} left")
     return " · ".join(parts + ([state["note"]] if state["note"] else []))

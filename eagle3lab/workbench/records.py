@@ -20,6 +20,7 @@ MANIFEST = "manifest.json"
 RESULTS = "results.json"
 PROGRESS = "progress.json"
 METRICS = "metrics.jsonl"
+REPORT = "report.json"  # of the doctor: every row of what it checked
 
 RUNNING, OK, FAILED, TIMEOUT = "running", "ok", "failed", "timeout"
 KERNEL_DIED, INTERRUPTED, STOPPED_EARLY = "kernel_died", "interrupted", "stopped_early"

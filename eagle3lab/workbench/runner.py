@@ -23,6 +23,7 @@ from .records import (
     MANIFEST,
     OK,
     PROGRESS,
+    REPORT,
     RESULTS,
     RUNNING,
     confirm,
@@ -33,6 +34,7 @@ from .records import (
 )
 from .root import show_path
 from .stages import select_stages
+from .standing import standing_warnings
 from .terminal import Terminal
 
 _WATCH_GAP = 1.0  # seconds between two looks at progress and processes
@@ -88,6 +90,7 @@ def run_chain(
         results.append(result)
         if result.state != OK:
             break
+        _warn(row, terminal)
         chain[name] = replace(row, will_run=False)
     return results
 
@@ -127,6 +130,16 @@ def _tell(label: str, folder: Path, record: Mapping[str, Any], terminal: Termina
     if record["error"]:
         error = record["error"]
         terminal.say(f"    {error['step'] or 'before the first cell'}: {error['name']}: {error['message']}")
+
+
+def _warn(row: StagePlan, terminal: Terminal) -> None:
+    """Say what must not be overlooked in the results of a stage that goes on well."""
+    warnings = standing_warnings({row.stage.name: read_json(row.folder / RESULTS)})
+    if row.stage.name == "doctor" and warnings:
+        faults = "1 fault" if len(warnings) == 1 else f"{len(warnings)} faults"
+        terminal.say(f"    {row.stage.label}: {faults}, see {show_path(row.folder / REPORT)}")
+    for _, text in warnings:
+        terminal.say(f"    {text}")
 
 
 class _Watcher:

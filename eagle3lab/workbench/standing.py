@@ -24,6 +24,17 @@ def _none(_: Results) -> Iterator[str]:
     yield from ()
 
 
+def _doctor(results: Results) -> Iterator[str]:
+    faults = results.get("faults")
+    if isinstance(faults, list):
+        yield from (f"fault: {text}" for text in faults)
+
+
+def _data_prep(results: Results) -> Iterator[str]:
+    if isinstance(results.get("lost_rows"), str):
+        yield results["lost_rows"]
+
+
 def _inference(results: Results) -> Iterator[str]:
     finish, answers = results.get("finish"), results.get("answers")
     if isinstance(finish, Mapping) and _number(answers):
@@ -56,8 +67,12 @@ def _diagnostics(results: Results) -> Iterator[str]:
 
 
 def _serving(results: Results) -> Iterator[str]:
-    best = results.get("best")
-    if isinstance(best, Mapping) and _number(best.get("speedup")) and best["speedup"] <= 1:
+    best, advice = results.get("best"), results.get("advice")
+    advised = [text for text in advice if isinstance(text, str)] if isinstance(advice, list) else []
+    unknown = [text for text in advised if text.startswith("not measurable")]
+    yield from unknown
+    measurable = not advised or advised[0] not in unknown  # the first is that of the best setting
+    if measurable and isinstance(best, Mapping) and _number(best.get("speedup")) and best["speedup"] <= 1:
         text = f"slower than the baseline: x{best['speedup']:.2f} in the best setting"
         if all(_number(best.get(name)) for name in ("tok_s", "accept_length", "break_even")):
             setting = f"{best.get('setting', '?')}, {best['tok_s']:.1f} tok/s"
@@ -69,9 +84,7 @@ def _serving(results: Results) -> Iterator[str]:
     chance = _at(results, "sampled", "p")
     if isinstance(chance, float) and chance < SAME_DISTRIBUTION:
         yield f"sampled answers are distributed otherwise than those of plain decoding (p {chance:.2g})"
-    advice = results.get("advice")
-    if isinstance(advice, list):  # the first is that of the best setting above
-        yield from (text for text in advice[1:] if isinstance(text, str) and text.startswith("do not speculate"))
+    yield from (text for text in advised[1:] if text.startswith("do not speculate"))
 
 
 def _at(results: Results, *names: str) -> Any:
@@ -87,6 +100,8 @@ def _number(value: Any) -> bool:
 
 
 _RULES: dict[str, Callable[[Results], Iterator[str]]] = {
+    "doctor": _doctor,
+    "data_prep": _data_prep,
     "inference": _inference,
     "extraction": _extraction,
     "diagnostics": _diagnostics,

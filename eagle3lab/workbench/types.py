@@ -47,7 +47,8 @@ class Declared:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the known name nearest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    cutoff = 0.5 if len(name) < 6 else 0.7  # one slip is a large share of a short name
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -155,9 +156,12 @@ def _hint(value: Any, declared: Declared) -> str:
 
 
 def from_text(text: str, declared: Declared) -> Any:
-    """A command-line text as the declared type: `3e-4` for a float, `true` for a bool, `[1]` for a list."""
+    """A command-line text as the declared type: `3e-4` for a float, `true` for a bool, `[1, 2]` for a list, of which
+    a single value is its one item.
+    """
     if declared.kind == "union":
-        members = sorted(declared.inner, key=lambda member: member.kind == "str")  # text fits str always: last
+        # text fits str always and a list of str nearly so: those last
+        members = sorted(declared.inner, key=lambda member: (member.kind == "str", member.kind == "list"))
         for member in members:
             try:
                 return from_text(text, member)
@@ -180,6 +184,9 @@ def from_text(text: str, declared: Declared) -> Any:
     if declared.kind == "literal":
         return fit({str(allowed): allowed for allowed in declared.inner}.get(text, text), declared)
     try:
-        return fit(yaml.safe_load(text), declared)
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise TypeMismatch(f"{text!r} cannot be read as {declared}") from error
+    if declared.kind == "list" and declared.inner and isinstance(value, str | int | float):
+        return [from_text(text, declared.inner[0])]
+    return fit(value, declared)

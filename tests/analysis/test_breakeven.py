@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle3lab.analysis import breakeven, serving_plots
-from eagle3lab.analysis.bench_row import BenchRow, Condition, break_even, cycle_ms
+from eagle3lab.analysis.bench_row import NOISY_ROUNDS, BenchRow, Condition, break_even, cycle_ms, not_measurable
 from eagle3lab.analysis.breakeven import CannotFit, advise, fit_cycle_cost
 
 
@@ -61,7 +61,10 @@ def test_the_case():
     assert cost.step_ms == pytest.approx(1.05, abs=0.005)
     assert cost.fixed_ms == pytest.approx(21.33, abs=0.01)
     assert (cost.worst_error, cost.token_ms) == (None, None)
-    assert "nothing to check it with" in str(cost)
+    assert str(cost) == (
+        "one cycle takes 21.3 ms + 1.0 ms for each draft step at one stream (fitted to two settings, nothing left to "
+        "check it with); a plain step takes 11.1 ms"
+    )
     (advice,) = advise(CASE)
     assert not advice.speculate
     assert advice.text == (
@@ -141,13 +144,52 @@ def test_advice_wants_every_round_to_win():
     sure, unsure = row(120.0, 2.5, 2, 3), row(100.0, 2.5, 2, 3, low=0.97)
     (advice,) = advise([row(90.0), sure, CASE[2]])
     assert advice.speculate and advice.best is sure
-    assert advice.text.startswith("speculate with num_steps 2, topk 1, num_draft_tokens 3: x1.33 at one stream")
+    assert advice.text.startswith(
+        "speculate with num_steps 2, topk 1, num_draft_tokens 3: x1.33 [1.33, 1.33] at one stream"
+    )
     (advice,) = advise([row(90.0), unsure])
     assert not advice.speculate and "do not speculate yet" in advice.text and "x0.97 in its worst round" in advice.text
     many = [row(90.0, concurrency=8), row(80.0, 2.1, 3, 4, concurrency=8)]
     assert [a.speculate for a in advise([row(90.0), sure, *many])] == [True, False]
     with pytest.raises(ValueError, match="nothing to advise"):
         advise([row(90.0)])
+
+
+BUSY = dataclasses.replace(row(10.7), tok_s_low=5.1, tok_s_high=16.3)  # as a newcomer measured it beside other work
+
+
+def test_rounds_of_a_busy_machine_are_no_advice():
+    """Rounds of 5.1 and 16.3 tok/s gave a break-even of 0.86, and the advice to speculate."""
+    won = row(17.0, 1.37, 1, 2, base=10.7, low=1.26)
+    assert won.break_even == pytest.approx(0.86, abs=0.005)
+    (advice,) = advise([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)], "demo")
+    assert (advice.speculate, advice.measurable) == (False, False)
+    assert advice.text == (
+        "not measurable at one stream: baseline rounds 5.1 to 16.3 tok/s, break-even 0.86 (impossible below 1): the "
+        "machine was busy; repeat with: python -m eagle3lab run demo --only serving --force"
+    )
+    with pytest.raises(CannotFit, match="not measurable at one stream: baseline rounds 5.1 to 16.3"):
+        fit_cycle_cost([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)])
+    figure = serving_plots.break_even_chart([BUSY, won], "the case")
+    assert any("Not measurable: baseline rounds 5.1 to 16.3" in text.get_text() for text in figure.texts)
+    quiet = [row(90.0, concurrency=8), row(80.0, 2.1, 3, 4, concurrency=8)]
+    assert [a.measurable for a in advise([BUSY, won, *quiet])] == [False, True]  # each condition has its own baseline
+
+
+def test_either_sign_of_a_busy_machine_is_enough():
+    slow, sure = 80.0, row(120.0, 2.5, 2, 3)
+    noisy = dataclasses.replace(row(90.0), tok_s_low=slow, tok_s_high=slow * (1 + NOISY_ROUNDS) + 0.1)
+    assert not_measurable([noisy, sure]).startswith("baseline rounds 80.0 to 100.1 tok/s, break-even 1.88: the machine")
+    assert not_measurable([dataclasses.replace(noisy, tok_s_high=slow * (1 + NOISY_ROUNDS)), sure]) == ""
+    cheap = row(120.0, 1.2, 2, 3)  # 1.2 tokens a cycle, a third faster: a cycle of 0.9 plain steps
+    assert "break-even 0.90 (impossible below 1): the machine was not quiet" in not_measurable([row(90.0), sure, cheap])
+
+
+def test_a_fit_whose_shortest_chain_is_cheaper_than_a_plain_step_is_refused():
+    rows = made([(4, 5), (8, 9)], fixed=4.0, token=0.0, step=2.0)  # 12 and 20 ms measured, 6 for a chain of one
+    assert not_measurable(rows) == ""
+    with pytest.raises(CannotFit, match="cheaper than a plain step"):
+        fit_cycle_cost(rows)
 
 
 def test_the_what_if_figure_draws_the_fit_and_the_measured_rows():

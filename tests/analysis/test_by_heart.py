@@ -6,7 +6,7 @@ import torch
 
 from eagle3lab.analysis.accept import accept_length
 from eagle3lab.analysis.attribution import best_possible
-from eagle3lab.analysis.by_heart import learn_by_heart
+from eagle3lab.analysis.by_heart import learn_by_heart, most_passes
 from eagle3lab.analysis.verdict import OVERFIT_SHARE
 from eagle3lab.draft.model import random_like
 from tests.analysis.overfit import STEPS
@@ -37,6 +37,7 @@ def test_too_few_passes_are_not_taken_for_a_fault(overfit):
 
     once = length()
     assert length(enough=1.0) == once < length(enough=4.0)
+    assert most_passes(20) == 80  # twice doubled
 
 
 def test_a_fault_in_the_data_cannot_be_learned(overfit):

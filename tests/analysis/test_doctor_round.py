@@ -22,6 +22,7 @@ from eagle3lab.analysis.parity import Cause, Parity
 from eagle3lab.analysis.suspects import REMEDIES
 from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.engines.sglang.arguments import launch_arguments
+from eagle3lab.workbench.cli import main as cli_main
 from eagle3lab.workbench.params import all_parameter_names
 from eagle3lab.workbench.stages import STAGES
 from tests.analysis.world import CONTEXT, World, build_world
@@ -475,7 +476,7 @@ def test_every_command_names_what_there_is(passed):
     assert {row.check for row in passed} | set(PLANTS) | set(AREAS) <= set(COMMANDS)
     sglang = set(re.findall(r"--[a-z-]+", " ".join(launch_arguments(World(Path("w")).spec(), "0.5.23", 1))))
     for text in COMMANDS.values():
-        words = shlex.split(text.format(target="T", draft="D", server="http://s"))
+        words = shlex.split(text.format(target="T", draft="D", server="http://s", layers=[1, 2, 3]))
         options = {word for word in words if word.startswith("--")}
         if words[:4] == ["python", "-m", "eagle3lab", "run"]:
             named = {words[at + 1] for at, word in enumerate(words) if word == "-p"}
@@ -496,6 +497,8 @@ def test_commands_name_what_was_given(world):
     by_check = {row.check: row for row in rows if row.verdict != "ok"}
     assert by_check["draft d2t"].command == "python -m eagle3lab run PROFILE --from training --force"
     assert by_check["server"].command == "curl http://127.0.0.1:9/health"
+    (layers,) = [row for row in run_doctor(doctor.Subject(world.target, [2, 2, 5])) if row.check == "aux layers"]
+    assert layers.command.endswith('-p aux_layers "[2, 4, 5]"')  # a target of 8 layers
     expected = (
         f"--model-path {world.target} --speculative-draft-model-path {world.draft} --speculative-algorithm EAGLE3"
     )
@@ -560,7 +563,7 @@ def test_the_command_ends_well_and_writes_a_table(good, capsys):
     assert command.main(arguments(good)) == 0
     text = capsys.readouterr().out
     assert "ok          draft d2t: offsets into the target's ids" in text
-    assert "not checked server: not given" in text
+    assert "not checked not given: server, parity\n" in text
     assert text.strip().endswith("0 warning, 0 fault, 2 not checked")
 
 
@@ -587,3 +590,15 @@ def test_the_trained_context_is_compared_with_the_one_that_is_served(good):
     longer = run_doctor(good.subject(spec=good.spec(context_length=4 * CONTEXT)))
     (row,) = [row for row in longer if row.check == "draft context" and "trained" in row.remedy]
     assert row.verdict == "warning"
+    commands = {row.command for row in longer if "train on longer rows" in row.remedy}
+    again = "python -m eagle3lab run PROFILE --from data_prep"
+    assert commands == {f"{again} -p max_prompt_tokens NUMBER -p max_tokens NUMBER"}
+
+
+def test_the_help_tells_of_the_doctor_of_a_profile(capsys):
+    with pytest.raises(SystemExit):
+        cli_main(["doctor", "--help"])
+    assert "doctor PROFILE" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli_main(["doctor", "--json", "demo"])
+    assert "a profile goes without options: python -m eagle3lab doctor demo" in capsys.readouterr().err

@@ -103,7 +103,9 @@ def test_aux_layers(target):
     assert doctor.check_aux_layers(target, [2, 15, 30]).verdict == "fault"  # hs[30] is the post-norm state
     edit(target / "config.json", num_hidden_layers=6)
     row = doctor.check_aux_layers(target)
-    assert row.verdict == "fault" and "[2, 3, 3]" in row.found
+    assert row.verdict == "fault" and "[2, 3, 3]" in row.found and "[1, 3, 5]" in row.remedy
+    edit(target / "config.json", num_hidden_layers=4)
+    assert "[1, 2, 3]" in doctor.check_aux_layers(target).remedy
     edit(target / "config.json", num_hidden_layers=None)
     assert doctor.check_aux_layers(target).verdict == "fault"
 

@@ -199,6 +199,24 @@ def test_a_resumed_training_goes_on_where_it_stopped():
     assert lines[1].get_xdata() == pytest.approx(lines[0].get_xdata())
 
 
+def test_the_footnote_tells_of_a_dotted_line_only_where_there_is_one():
+    counted = cycle_acceptance(CYCLES, 4)  # verifications do not show what was right after a wrong draft
+    dotted = replace(counted, marginal=(0.4, 0.3, 0.2, 0.1))
+    for shares, drawn in ((counted, False), (dotted, True)):
+        figure = plots.acceptance_by_position({"served": shares}, DATA)
+        lines = [line.get_linestyle() for line in figure.axes[1].lines]
+        assert ((":" in lines), any("dotted" in text.get_text() for text in figure.texts)) == (drawn, drawn)
+
+
+def test_a_break_even_that_is_not_known_is_not_drawn():
+    points = scaling_points(0.28)
+    fit = fit_scaling(points)
+    needed = fit.needed_to_pay(ROWS[1], "the machine was busy")
+    figure = scaling_plots.scaling_curve(points, fit, DATA, needed=needed)
+    assert not any("break-even" in line.get_label() for line in figure.axes[0].lines)
+    assert any("not measurable: the machine was busy" in text.get_text() for text in figure.texts)
+
+
 def test_break_even_shows_the_distance():
     distances = [text.get_text() for text in FIGURES["break-even"].axes[0].texts]
     assert distances == ["+0.26", "+0.29", "-0.34"]  # 1.62 - 1.62 * 21.4 / 17.7

@@ -204,6 +204,13 @@ def test_rows_until_speculation_pays_are_a_range():
         fit.needed_between(2.0, 1.9, 2.2)
 
 
+def test_no_amount_is_named_for_a_break_even_that_could_not_be_measured():
+    fit = fit_scaling([exact_point(1e3, 12), exact_point(1e4, 15), exact_point(1e5, 18)])
+    row = SimpleNamespace(accept_length=1.8, break_even=0.86, speedup_low=1.26, speedup_high=2.65)
+    needed = fit.needed_to_pay(row, "baseline rounds 5.1 to 16.3 tok/s")
+    assert (needed.amount, str(needed)) == (None, "not measurable: baseline rounds 5.1 to 16.3 tok/s")
+
+
 def test_interval_holds_the_true_slope_about_as_often_as_it_says():
     """40 experiments, true slope 0.3: more than 6 misses of a 95 % interval have a chance below 1 in 100."""
     held = 0

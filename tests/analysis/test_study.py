@@ -61,7 +61,7 @@ def test_subsets_are_nested_within_a_seed_and_the_full_training_is_not_repeated(
     sets = [store.index(row_id)["set"] for row_id in middle]
     assert sets.count("even") == sets.count("odd") == 5
     assert len({one.draft for one in found}) == 5 and len({one.job.folder for one in found}) == 5
-    with pytest.raises(ValueError, match="larger than the corpus"):
+    with pytest.raises(ValueError, match=f"amounts: 50 rows are more than the {ROWS} of the full training"):
         study.planned(whole, job, store, "rows", [50], [0], "s")
     with pytest.raises(ValueError, match="2.5 rows"):
         study.planned(whole, job, store, "rows", [2.5], [0], "s")
@@ -74,7 +74,7 @@ def test_tokens_are_as_many_rows_as_fit(job, store, full):
     assert set(small.job.row_ids) < set(middle.job.row_ids)
     for one in (small, middle):
         assert one.amount - 14 < one.slots <= one.amount
-    with pytest.raises(ValueError, match="more than the"):
+    with pytest.raises(ValueError, match="amounts: 10,000 tokens are more than the"):
         study.planned(whole, job, store, "tokens", [10_000], [0], "s")
 
 

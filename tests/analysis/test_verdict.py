@@ -19,7 +19,10 @@ TABLE = [
     ("a few verifications differ by rounding", {"differing": 20, "cause": "precision (bfloat16)"}, "open", ""),
     ("many differ, called rounding", {"differing": 200, "cause": "precision (bfloat16)"}, "bug in serving", ""),
     ("cannot overfit", {"overfit": 2.5}, "bug in training", "by heart"),
-    ("cannot overfit, at 89 %", {"overfit": 3.55}, "bug in training", ""),
+    ("cannot overfit, at 69 %", {"overfit": 2.76}, "bug in training", "more data cannot help"),
+    ("overfits at 71 %", {"overfit": 2.84, "overfit_passes": 96}, "open", "not learned by heart in 96 passes"),
+    ("overfits at 89 %", {"overfit": 3.56}, "open", "not learned by heart in its passes"),
+    ("nearly overfits, and is as bad as random", {"overfit": 3.4, "heldout": 1.02}, "open", "not learned by heart"),
     ("overfits at 90 %", {"overfit": 3.6}, "open", ""),
     ("overfits as far as the vocabulary lets it", {"overfit": 2.8, "overfit_most": 3.0}, "open", ""),
     ("new answers as bad as random", {"heldout": 1.02, "heldout_interval": (1.0, 1.04)}, "bug in data", "no better"),
@@ -49,6 +52,16 @@ def test_the_verdict(changes, kind, words):
     assert words in judgement.words
     assert judgement.next_step
     assert str(judgement).startswith(f"{kind}: ")
+
+
+def test_what_is_nearly_learned_by_heart_wants_more_passes():
+    """The demo reached 85 % in its passes, and was called a bug."""
+    judgement = judge(Evidence(num_steps=3, **{**SOUND, "overfit": 3.4, "overfit_passes": 96}))
+    assert [line.says for line in judgement.lines[:3]] == ["good", "unsure", "good"]
+    assert str(judgement) == (
+        "open: a few answers were not learned by heart in 96 passes (accept length 3.40, 85% of the maximum 4.00; 90% "
+        "proves it). Next: raise heart_passes before you suspect a bug"
+    )
 
 
 def test_the_evidence_is_shown_whatever_the_verdict():

@@ -47,6 +47,12 @@ FIGURES = {
 ALWAYS = {"doctor", "status"}
 
 
+def printed(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+
+
 def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -263,8 +269,11 @@ def test_the_exported_drafter_is_whole(smoke_chain, target):
 def test_figures_are_pictures(smoke_chain):
     for stage, names in FIGURES.items():
         manifest = smoke_chain.read(stage, "manifest.json")
-        assert {key for key, entry in manifest.items() if entry["kind"] == "figure"} == names
-        for name in names:
+        found = {key for key, entry in manifest.items() if entry["kind"] == "figure"}
+        assert found | (unmeasured := names & {"what_if", "what_if_1"}) == names
+        if unmeasured:  # speeds of a busy machine give no cost model, and the notebook says so
+            assert printed(smoke_chain.folder(stage) / "06_serving.ipynb").count("no cost model:") == len(names - found)
+        for name in found:
             path = smoke_chain.folder(stage) / "figures" / f"{name}.png"
             assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
             pixels = matplotlib.image.imread(path)

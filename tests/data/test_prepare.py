@@ -6,6 +6,7 @@ from eagle3lab.data.chat import render_prompt
 from eagle3lab.data.packages import fetch_package
 from eagle3lab.data.prepare import Limits, prepare_set, read_prompts, split_of
 from eagle3lab.data.sources import SETS, SetSpec, open_rows, set_spec
+from eagle3lab.data.summary import lost_rows
 from eagle3lab.data.text import digest, normalise
 from eagle3lab.workbench.files import read_jsonl
 
@@ -193,3 +194,15 @@ def test_json_lines_are_a_source_too(tmp_path, chatml):
         assert list(rows) == [{"prompt": "What is rice?"}]
     summary = prepare_set(spec, chatml, tmp_path / "out", OPEN, blocked={})
     assert (summary["input"], summary["prompts"], summary["errors"]) == (2, 1, {"unreadable_record": 1})
+
+
+def test_rows_lost_to_errors_are_told_with_the_line_of_the_first(prepare, tmp_path):
+    lines = [json.dumps(_row(1, "How do I cook rice?")), "", json.dumps(_row(2, "how do I cook rice")), "{broken"]
+    lines += [json.dumps({"id": "c5_0", "conversations": [{"from": "human"}]})]
+    summary, kept, fallen = prepare("\n".join(lines).encode())
+    assert len(kept) == 1 and {row["line"]: row["kind"] for row in fallen} == {3: "skipped", 4: "error", 5: "error"}
+    told = lost_rows([summary], tmp_path / "prepared", "runs/x/prepared")
+    assert told.startswith("2 of 4 rows lost to errors (1 more skipped); first: mine, line 4: not JSON: ")
+    assert told.endswith("; see runs/x/prepared/mine/errors.jsonl")
+    summary, _, _ = prepare([_row(1), _row(2), _row(1, "no " * 900)])
+    assert summary["skipped"] and lost_rows([summary], tmp_path / "prepared", "") is None  # what filters leave out

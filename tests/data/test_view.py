@@ -7,7 +7,7 @@ import pytest
 from eagle3lab.data.answers import render_conversation
 from eagle3lab.data.chat import render_text
 from eagle3lab.data.spans import MaskError
-from eagle3lab.data.view import first_samples, mask_statistics, sample_html, samples_html, segments
+from eagle3lab.data.view import first_samples, mask_statistics, normal_and_looping, sample_html, samples_html, segments
 
 MESSAGES = [
     {"role": "user", "content": "<script>alert('x')</script> & ünï 日本"},
@@ -80,6 +80,19 @@ def test_masks_in_numbers():
     assert (found["t"]["trained_share"], found["t"]["open_end"]) == (0.25, 0)
     with pytest.raises(MaskError, match="d: the loss mask is all zero"):
         mask_statistics([rows[0] | {"id": "d", "loss_spans": []}])
+
+
+def test_a_normal_answer_is_shown_before_one_that_loops():
+    def row(name, answer, finish):
+        return {"id": name, "input_ids": [9, 9, *answer], "loss_spans": [[2, 2 + len(answer)]], "finish_reason": finish}
+
+    looping, cut = row("looping", [1, 2] * 30, "loop"), row("cut", list(range(40)), "length")
+    ended_looping = row("ended", [5, 6] * 30 + [0], "stop")
+    normal, other = row("normal", [3, 4, 0], "stop"), row("other", [4, 5, 0], "stop")
+    assert normal_and_looping(iter([looping, cut, normal, other])) == [normal, looping]
+    assert normal_and_looping([ended_looping, cut]) == [cut, ended_looping]
+    assert normal_and_looping([normal, other]) == [normal]
+    assert normal_and_looping([]) == []
 
 
 def test_the_first_sample_of_each_set_is_its_own_or_the_datas_answer(tmp_path):

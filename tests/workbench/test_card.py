@@ -204,4 +204,6 @@ def test_the_command_prints_writes_and_refuses(records, tmp_path, capsys):
     assert main(["card", "tiny-training-1", "--folder", str(tmp_path / "hub"), "--license", "mit"]) == 0
     assert "license: mit" in (tmp_path / "hub/README.md").read_text()
     assert main(["card", "nothing"]) == 2
-    assert "must be a finished training run" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "'nothing' must be a profile with a finished training run in runs, or such a run's id" in told
+    assert "there are: tiny (tiny-training-1)" in told

@@ -205,7 +205,8 @@ def test_what_fits_keeps_its_value():
         ("3e-4", "float", 0.0003), ("1e5", "float", 100000.0), ("010", "int", 10), ("true", "bool", True),
         ("False", "bool", False), ("none", "int | None", None), ("12", "int | None", 12), ("12", "str", "12"),
         ("none", "str | None", None), ("x", "str | None", "x"), ("[1, 2]", "list[int]", [1, 2]),
-        ("4", "Literal[2, 4]", 4),
+        ("4", "Literal[2, 4]", 4), ("2", "list[int]", [2]), ("1e-4", "list[float]", [0.0001]),
+        ("a:b:c.jsonl", "list[str]", ["a:b:c.jsonl"]), ("2", "list[str]", ["2"]), ("none", "list[str] | None", None),
     ],
 )  # fmt: skip
 def test_command_line_text_is_read_as_the_declared_type(text, annotation, value):
@@ -213,7 +214,13 @@ def test_command_line_text_is_read_as_the_declared_type(text, annotation, value)
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize(("text", "annotation"), [("1", "bool"), ("1.5", "int"), ("nan", "float"), ("[1", "list[int]")])
+@pytest.mark.parametrize(
+    ("text", "annotation"),
+    [
+        ("1", "bool"), ("1.5", "int"), ("nan", "float"), ("[1", "list[int]"), ("x", "list[int]"),
+        ("{a: 1}", "list[str]"),
+    ],
+)  # fmt: skip
 def test_command_line_text_that_is_no_such_type(text, annotation):
     with pytest.raises(TypeMismatch):
         from_text(text, declared(annotation))

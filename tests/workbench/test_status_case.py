@@ -72,7 +72,7 @@ def test_done_running_stopped_and_next(case):
     assert len(done) == 7 and done[-1] == ("samples_88k", "01_data_prep")
     (running,) = case.running
     assert (running["profile"], running["stage"]) == ("samples_88k", "02_inference")
-    assert running["progress"] == "31,204/83,288 answers · 1.4 s/answers"
+    assert running["progress"] == "31,204/83,288 answers · 1.4 s each"
     assert running["metrics"] == "mean_tokens 788, requests_s 0.7"
     hours, minutes, _ = map(int, running["left"].split(":"))
     assert (hours, minutes) in ((54, 29), (54, 30))  # 55 h were left half an hour ago
@@ -138,6 +138,13 @@ def test_what_a_grid_found_is_warned_of():
         "sampled answers are distributed otherwise than those of plain decoding (p 2e-07)",
         loaded,
     ]
+
+
+def test_what_a_busy_machine_measured_is_a_warning_and_no_result():
+    text = "not measurable at one stream: baseline rounds 5.1 to 16.3 tok/s, break-even 0.86 (impossible below 1)"
+    for speedup in (0.9, 1.59):
+        served = {"best": {**SERVED, "break_even": 0.86, "speedup": speedup}, "advice": [text]}
+        assert standing_warnings({"serving": served}) == [("serving", text)]
 
 
 def test_nothing_is_warned_of_where_all_is_well_or_untold():

@@ -22,7 +22,7 @@ from eagle3lab.analysis.doctor.machine import (
     processes,
     usable_cores,
 )
-from eagle3lab.analysis.doctor.report import Check, as_json, as_text, exit_code, faults, verdict_counts
+from eagle3lab.analysis.doctor.report import Check, as_json, as_text, exit_code, faults, read_report, verdict_counts
 from eagle3lab.analysis.doctor.target import (
     check_aux_layers,
     check_chat_template,
@@ -62,6 +62,7 @@ __all__ = [
     "faults",
     "free_disk",
     "processes",
+    "read_report",
     "run_doctor",
     "usable_cores",
     "verdict_counts",

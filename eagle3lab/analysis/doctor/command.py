@@ -1,4 +1,7 @@
-"""The doctor as a command: `python -m eagle3lab.analysis.doctor.command --target FOLDER --draft FOLDER ...`.
+"""The doctor of artefacts and servers: `python -m eagle3lab doctor --target FOLDER --draft FOLDER ...`.
+
+`python -m eagle3lab doctor PROFILE` is another one (eagle3lab.workbench.cli); it is told of here for those who ask what
+there is.
 
 Exit code 0: nothing to mend. 1: a fault was found. 2: the command itself was refused.
 """
@@ -18,8 +21,15 @@ from eagle3lab.engines.sglang.spec import ServerSpec, SpecError
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     made = argparse.ArgumentParser(
-        prog="python -m eagle3lab doctor", description="Check what lies between you and speed."
+        prog="python -m eagle3lab doctor",
+        usage="%(prog)s PROFILE\n       %(prog)s [--target TARGET] [--draft DRAFT] [--launch] ...",
+        description="Check what lies between you and speed: this machine with a profile, or artefacts and servers.",
     )
+    made.add_argument(
+        "profile", nargs="?", metavar="PROFILE",
+        help="a folder under params/: check this machine, the profile's target and what its plan costs (runs notebook "
+             "00); goes without options",
+    )  # fmt: skip
     made.add_argument("--target", help="folder or hub name of the target")
     for name, words in (
         ("prepared", "prepared folder of 01_data_prep"),
@@ -52,7 +62,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the doctor; returns the exit code."""
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.profile:
+        made.error(f"a profile goes without options: python -m eagle3lab doctor {options.profile}")
     try:
         target = resolve_target(options.target) if options.target else None
         rows = run_doctor(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from eagle3lab.analysis.doctor.report import Check
+from eagle3lab.engines.servers.draft_guards import LONGER_ROWS
 
 AGAIN = "python -m eagle3lab run PROFILE"
 DOCTOR = "python -m eagle3lab doctor"
@@ -18,12 +19,13 @@ TARGET, DRAFT = f"{DOCTOR} --target {{target}}", f"{DOCTOR} --target {{target}} 
 DATA, ANSWERS = f"{AGAIN} --from data_prep --force", f"{AGAIN} --from inference --force"
 STATES, TRAIN = f"{AGAIN} --from extraction --force", f"{AGAIN} --from training --force"
 MEASURE = f"{AGAIN} --only serving --force"
+LONGER = f"{AGAIN} --from data_prep -p max_prompt_tokens NUMBER -p max_tokens NUMBER"
 
 COMMANDS: dict[str, str] = {
     "target files": f"{AGAIN} -p target TARGET",
     "target weights": f"{AGAIN} -p target TARGET",
     "tokenizer": f"{TARGET} --trust-remote-code",
-    "aux layers": f'{AGAIN} --from extraction -p aux_layers "[2, 15, 27]"',
+    "aux layers": f'{AGAIN} --from extraction -p aux_layers "{{layers}}"',
     **dict.fromkeys(("chat template", "end token", "template as served"), TARGET),
     **dict.fromkeys(
         ("template without a clock", "prompts as the template renders them", "prompts end as the template does",
@@ -42,7 +44,7 @@ COMMANDS: dict[str, str] = {
          "draft sizes", "draft layers", "draft d2t", "draft tensors", "draft in vLLM"), TRAIN,
     ),
     **dict.fromkeys(("draft network", "draft options", "draft for its target"), f"{DRAFT} --release RELEASE"),
-    "draft context": f"{AGAIN} --from data_prep -p max_prompt_tokens NUMBER",
+    "draft context": LONGER,
     **dict.fromkeys(("launch flag", "server flag"), EAGLE3),
     **dict.fromkeys(("launch chain or tree", "server chain or tree"), CHAIN),
     **dict.fromkeys(("launch load", "server load"), f"{CHAIN} --max-running-requests NUMBER"),
@@ -68,9 +70,12 @@ COMMANDS: dict[str, str] = {
 
 
 def with_commands(rows: Iterable[Check], given: Mapping[str, object]) -> list[Check]:
-    """The rows; those that are not ok with the command that comes next. given: target, draft, server, where known."""
-    known = {name: str(given.get(name) or name.upper()) for name in ("target", "draft", "server")}
-    return [
-        row if row.verdict == "ok" else replace(row, command=COMMANDS.get(row.check, "").format(**known))
-        for row in rows
-    ]
+    """The rows; those that are not ok with the command that comes next. given: target, draft, server, and layers that
+    the target could be read at, where known."""
+    known = {name: str(given.get(name) or name.upper()) for name in ("target", "draft", "server", "layers")}
+    return [row if row.verdict == "ok" else replace(row, command=_command(row).format(**known)) for row in rows]
+
+
+def _command(row: Check) -> str:
+    """By the check; but whichever check finds that the training's rows were too short, only longer rows mend it."""
+    return LONGER if LONGER_ROWS in row.remedy else COMMANDS.get(row.check, "")

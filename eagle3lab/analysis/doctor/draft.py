@@ -6,6 +6,7 @@ Shapes: V target vocabulary.
 import numpy as np
 
 from eagle3lab.analysis.doctor.report import Check, judged
+from eagle3lab.engines.servers.draft_guards import LONGER_ROWS
 
 GOOD_COVERAGE = 0.95  # below this the missing tokens alone end a noticeable share of the chains
 
@@ -72,7 +73,7 @@ def check_contexts(
                 f"{trained_tokens:,} tokens",
                 f"{served:,}, as served",
                 "ok" if trained_tokens >= served else "warning",
-                "train on longer rows: accept length falls beyond the trained length",
+                f"{LONGER_ROWS}: accept length falls beyond the trained length",
             )
         )
     if draft_context is not None:

@@ -15,7 +15,7 @@ from eagle3lab.analysis.doctor.commands import with_commands
 from eagle3lab.analysis.doctor.corpus import check_corpus
 from eagle3lab.analysis.doctor.draft import check_draft_vocabulary
 from eagle3lab.analysis.doctor.features import check_features, check_recaptured, sampled_rows
-from eagle3lab.analysis.doctor.report import Check, from_findings, guarded, judged
+from eagle3lab.analysis.doctor.report import NOT_GIVEN, Check, from_findings, guarded, judged
 from eagle3lab.analysis.doctor.serving import (
     check_break_even,
     check_by_concurrency,
@@ -29,6 +29,7 @@ from eagle3lab.analysis.doctor.weights import check_rope, check_same_map, check_
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.chat import end_token_ids, load_tokenizer
 from eagle3lab.data.corpus import read_corpus
+from eagle3lab.draft.aux_layers import some_aux_layers
 from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.target_weights import TargetWeights, read_target_weights
 from eagle3lab.draft.vocab import VocabMap, count_tokens
@@ -111,10 +112,15 @@ class _Round:
         remedy = "mend it as the message says, or give another"
         for area in AREAS:
             if getattr(self.s, area) is None:
-                self.found.append(Check(area, "not given", "something to look at", "not checked", f"give {area}"))
+                self.found.append(Check(area, NOT_GIVEN, "something to look at", "not checked", f"give {area}"))
             else:
                 self.found += guarded(area, "something that can be read", remedy, getattr(self, f"_{area}"))
-        return with_commands(self.found, {"target": self.s.target, "draft": self.s.draft, "server": self._url()})
+        given = {"target": self.s.target, "draft": self.s.draft, "server": self._url(), "layers": self._some_layers()}
+        return with_commands(self.found, given)
+
+    def _some_layers(self) -> list[int] | None:
+        layers = self._try(lambda: text_config(self.s.target)["num_hidden_layers"], self.s.target)
+        return self._try(lambda: some_aux_layers(layers), layers)
 
     def _url(self) -> str | None:
         return self.s.server.url if isinstance(self.s.server, ServerInfo) else self.s.server

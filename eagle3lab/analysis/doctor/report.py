@@ -4,13 +4,18 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from eagle3lab.engines.servers.findings import Finding
+from eagle3lab.workbench.files import read_json
 
 Verdict = Literal["ok", "warning", "fault", "not checked"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "warning", "fault", "not checked")
 WORST_FIRST: tuple[Verdict, ...] = ("fault", "warning", "not checked", "ok")
+
+
+NOT_GIVEN = "not given"
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,19 @@ def as_json(rows: Iterable[Check]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False)
 
 
+def read_report(path: Path) -> list[Check]:
+    """The rows of a run's report.json, as notebook 00 writes it."""
+    return [Check(**row) for row in read_json(path)]
+
+
 def as_text(rows: Iterable[Check], width: int = 100) -> str:
-    """A table for a terminal: the rows to be mended first and in full, those that are ok in one line each."""
+    """A table for a terminal: the rows to be mended first and in full, those that are ok in one line each, what was not
+    given in one line together."""
     rows = sorted(rows, key=lambda row: WORST_FIRST.index(row.verdict))
-    lines = []
+    lines, absent = [], [row.check for row in rows if row.found == NOT_GIVEN]
     for row in rows:
+        if row.found == NOT_GIVEN:
+            continue
         mark = f"{row.verdict.upper() if row.verdict == 'fault' else row.verdict:<12}{row.check}: "
         if row.verdict == "ok":
             lines.append(mark + textwrap.shorten(row.found, max(width - len(mark), 20), placeholder=" ..."))
@@ -90,5 +103,8 @@ def as_text(rows: Iterable[Check], width: int = 100) -> str:
             lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * 14) or [head]
         if row.command:
             lines.append(f"{' ' * 12}$ {row.command}")
+    if absent:
+        head = f"{'not checked':<12}{NOT_GIVEN}: "
+        lines += textwrap.wrap(", ".join(absent), width, initial_indent=head, subsequent_indent=" " * 14)
     counts = verdict_counts(rows)
     return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())])

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes
 from eagle3lab.draft.aux_layers import check_aux_layers as valid_aux_layers
-from eagle3lab.draft.aux_layers import default_aux_layers
+from eagle3lab.draft.aux_layers import default_aux_layers, some_aux_layers
 
 INDEX = "model.safetensors.index.json"
 FETCH_AGAIN = "remove the folder and let the target be fetched again"
@@ -114,7 +114,9 @@ def check_aux_layers(folder: Path, aux_layers: Sequence[int] | None = None) -> C
     try:
         chosen = default_aux_layers(layers) if aux_layers is None else valid_aux_layers(aux_layers, layers)
     except ValueError as error:
-        return Check(name, str(error), expected, "fault", "set aux_layers by hand")
+        some = some_aux_layers(layers)
+        remedy = "set aux_layers in common.yaml of the profile" + (f", for instance to {some}" if some else "")
+        return Check(name, str(error), expected, "fault", remedy)
     return Check(name, f"{chosen}", expected, "ok")
 
 

@@ -16,6 +16,7 @@ from eagle3lab.engines.servers.findings import Finding, fault, warning
 from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts
 
 EXPORT_AGAIN = "export the drafter again for this target, or mend its folder"
+LONGER_ROWS = "train on longer rows"
 
 
 def check_trained_options(draft: DraftFiles) -> list[Finding]:
@@ -101,7 +102,7 @@ def check_context(draft: DraftFiles, target: TargetFacts, context: int | None = 
     trained = draft.training.get("trained_length")
     if trained is not None and trained < served:
         text = f"the server allows {served} positions, the drafter's longest training row had {trained}"
-        findings.append(warning(text, "accept length falls beyond the trained length: train on longer rows"))
+        findings.append(warning(text, f"accept length falls beyond the trained length: {LONGER_ROWS}"))
     return findings
 
 
