@@ -32,7 +32,7 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing_behind(story, story_reference
         expected = story_reference.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
         assert generated(url) == expected[0, 3:].tolist()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
     finally:
         process.terminate()
         process.communicate()

@@ -141,7 +141,7 @@ def test_memory_stays_flat_over_a_long_run(tmp_path):
 
     class Many:
         def __iter__(self):
-            return ((f"row-{i}", [5] * 20) for i in range(20_000))
+            return ((f"row-{i}", [5] * 20) for i in range(40_000))
 
     class Forgetful(FakeServer):
         async def generate(self, request):
@@ -155,8 +155,8 @@ def test_memory_stays_flat_over_a_long_run(tmp_path):
             used.append((view.done, tracemalloc.get_traced_memory()[0]))
     finally:
         tracemalloc.stop()
-    early = max(size for done, size in used if done < 8_000)
-    late = max(size for done, size in used if done > 14_000)
+    early = max(size for done, size in used if 1_000 < done < 16_000)  # all structures are there, whatever the speed
+    late = max(size for done, size in used if done > 28_000)
     assert late < early + 2**18
     with Journal(tmp_path, {}) as journal:
-        assert len(journal.done) == 20_000
+        assert len(journal.done) == 40_000
