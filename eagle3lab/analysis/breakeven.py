@@ -89,9 +89,10 @@ class CycleCost:
 
 
 def conditions(rows: Sequence[BenchRow]) -> list[Condition]:
-    """The conditions in which settings were measured, fewest streams first."""
+    """The conditions in which settings were measured: fewest streams first, greedy first, CUDA graphs first. So that of
+    06's own benchmark (one stream, greedy, with the graphs where there are any) is the first."""
     found = {row.condition for row in rows if row.accept_length is not None}
-    graphs = (None, False, True)
+    graphs = (None, True, False)
     return sorted(found, key=lambda one: (one.concurrency, one.temperature, graphs.index(one.cuda_graphs)))
 
 
@@ -160,12 +161,13 @@ def best_chain(cost: CycleCost, joint: Sequence[float | None]) -> tuple[int, flo
     return best, gains[best]
 
 
-def what_if(cost: CycleCost, accept_lengths: Sequence[float], num_steps: Sequence[int]) -> np.ndarray:
-    """Speed-up of chains if the accept length were this, [len(num_steps), len(accept_lengths)]. NaN where it cannot
-    be: a chain commits at most num_steps + 1 tokens a cycle, at least 1."""
+def what_if(cost: CycleCost, accept_lengths: Sequence[float], settings: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Speed-up of (num_steps, num_draft_tokens) if the accept length were this, [len(settings), len(accept_lengths)].
+    NaN where it cannot be: a chain or tree commits at most num_steps + 1 tokens a cycle, at least 1. CannotFit as
+    `CycleCost.cycle_ms`."""
     lengths = np.asarray(accept_lengths, dtype=float)
-    table = np.stack([cost.speedup(lengths, n) for n in num_steps])
-    possible = (lengths >= 1) & (lengths <= np.array([n + 1 for n in num_steps])[:, None])
+    table = np.stack([cost.speedup(lengths, *setting) for setting in settings])
+    possible = (lengths >= 1) & (lengths <= np.array([steps + 1 for steps, _ in settings])[:, None])
     return np.where(possible, table, np.nan)
 
 

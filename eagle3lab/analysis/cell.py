@@ -6,6 +6,7 @@ from statistics import median
 
 from eagle3lab.analysis.accept import accept_length, first_difference
 from eagle3lab.analysis.bench_row import BASELINE, BenchRow, Condition, make_row, percentiles, setting_name
+from eagle3lab.analysis.journal import reason
 from eagle3lab.analysis.served import ServedCounts, add_histograms, served_counts
 from eagle3lab.engines.servers.errors import ServerError, ServerGone
 
@@ -55,16 +56,16 @@ def measure(engine, draft, requests: Sequence, cell: Cell, rounds: int, clock: C
     """
     sides = {False: _Side(), True: _Side()}  # plain, speculating
     for speculating in sides:
-        _round(engine, draft, requests[: cell.concurrency], cell, 0, speculating)
+        ask_all(engine, draft, requests[: cell.concurrency], cell, 0, speculating)
     for round in range(rounds):
         for speculating in (False, True) if round % 2 == 0 else (True, False):
             start = clock()
-            answers, errors = _round(engine, draft, requests, cell, round, speculating)
+            answers, refused = ask_all(engine, draft, requests, cell, round, speculating)
             seconds = clock() - start
             side = sides[speculating]
             side.speeds.append(sum(len(answer.output_ids) for answer in answers) / seconds)
             side.answers += answers
-            side.errors += errors
+            side.errors += len(refused)
     plain, speculated = sides[False], sides[True]
     counts = _counts(speculated, cell.num_steps)
     tau = accept_length(sum(c.committed for c in counts), sum(c.verifications for c in counts))
@@ -77,14 +78,17 @@ def measure(engine, draft, requests: Sequence, cell: Cell, rounds: int, clock: C
     return Measured(row, baseline, None if histogram is None else tuple(histogram))
 
 
-def _round(engine, draft, requests, cell: Cell, round: int, speculating: bool) -> tuple[list, int]:
-    """The answers to all requests, and how many got none."""
+def ask_all(engine, draft, requests, cell: Cell, round: int, speculating: bool) -> tuple[list, list[str]]:
+    """The answers to all requests, and why those that got none were refused. Plain answers without `speculating`.
+
+    What is not one request's own fault is raised, as is an answer that was not asked for, or none at all (ValueError).
+    """
     if cell.temperature > 0:  # other random numbers in every round
         first = round * len(requests)
         requests = [replace(r, temperature=cell.temperature, seed=first + i) for i, r in enumerate(requests)]
     else:
         requests = [replace(r, temperature=0.0) for r in requests]
-    answers, waiting, errors = [], {request.id: request for request in requests}, 0
+    answers, refused, waiting = [], [], {request.id: request for request in requests}
     while waiting:
         try:
             for answer in _ask(engine, draft, list(waiting.values()), cell, speculating):
@@ -96,11 +100,11 @@ def _round(engine, draft, requests, cell: Cell, round: int, speculating: bool) -
             if isinstance(error, ServerGone) or error.row_id not in waiting:
                 raise
             del waiting[error.row_id]
-            errors += 1
+            refused.append(reason(error))
             continue
         if waiting:
             raise ValueError(f"the engine gave no answer to {len(waiting)} of {len(requests)} requests")
-    return answers, errors
+    return answers, refused
 
 
 def _ask(engine, draft, requests, cell: Cell, speculating: bool):

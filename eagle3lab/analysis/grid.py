@@ -4,8 +4,6 @@ Each finished cell is a line of a file: a run that was cut off goes on with the 
 line with its reason, and the next one is measured.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,11 +14,10 @@ from eagle3lab.analysis.accept import PositionAcceptance
 from eagle3lab.analysis.bench_row import BenchRow
 from eagle3lab.analysis.breakeven import conditions
 from eagle3lab.analysis.cell import Cell, Measured, measure
+from eagle3lab.analysis.journal import begun, reason
 from eagle3lab.analysis.served import counted_acceptance
 from eagle3lab.draft.chain import chain_draft_tokens
-from eagle3lab.workbench.files import append_jsonl, read_jsonl
-
-LONGEST_REASON = 300  # characters
+from eagle3lab.workbench.files import append_jsonl
 
 
 @dataclass(frozen=True)
@@ -85,20 +82,17 @@ def run_grid(
     engine   as `run_bench`; trees and several streams need its `speculate` to take topk, num_draft_tokens, batch_size.
     requests at least as many as the largest concurrency; each cell sets their temperature, and a seed of its own where
              that is not 0.
-    setting  words for everything else a number depends on (model, drafter, machine, dtype). A file that was begun with
-             other words, requests or rounds is refused (ValueError): it is never mixed.
+    setting  as in `journal.begun`, which raises ValueError for the file of another grid.
     """
     _check(requests, cells, rounds)
-    path, setup = Path(path), {"setting": setting, "requests": _digest(requests), "rounds": rounds}
-    done = _measured(path, setup)
+    done = {row.cell: row for row in map(_read, begun(path, setting, requests, rounds=rounds))}
     for number, cell in enumerate(cells, 1):
         if cell not in done:
             try:
                 found: Measured = measure(engine, draft, requests, cell, rounds, clock)
                 done[cell] = GridRow(cell, found.row, found.baseline, found.histogram, "")
             except Exception as error:  # whatever it is, it is this setting's: the others are still worth measuring
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_REASON]
-                done[cell] = GridRow(cell, None, None, None, reason)
+                done[cell] = GridRow(cell, None, None, None, reason(error))
             append_jsonl(path, asdict(done[cell]))
         on_progress(number, len(cells))
     return [done[cell] for cell in cells]
@@ -122,23 +116,6 @@ def _check(requests, cells, rounds) -> None:
             f"{len(cells)} cells, {rounds} rounds, {len(requests)} requests: at least one cell, one round, and "
             f"{most} requests for concurrency {most} are needed"
         )
-
-
-def _digest(requests) -> str:
-    rows = [[r.id, list(r.input_ids), r.max_tokens] for r in requests]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _measured(path: Path, setup: dict) -> dict[Cell, GridRow]:
-    """The cells of a file that was begun with the same setup; begins it when there is none."""
-    first, *lines = read_jsonl(path, repair=True) or [None]
-    if first is None:
-        append_jsonl(path, setup)
-        return {}
-    if first != setup:
-        other = [name for name in setup if first.get(name) != setup[name]]
-        raise ValueError(f"{path} was begun with other {', '.join(other)}: take another file, or remove it")
-    return {row.cell: row for row in map(_read, lines)}
 
 
 def _read(line: dict) -> GridRow:

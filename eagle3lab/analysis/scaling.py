@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle3lab.analysis.accept import PromptCycles, accept_length, bootstrap_draws
+from eagle3lab.analysis.bench_row import BenchRow, not_measurable
 from eagle3lab.analysis.laws import BENDS, BENDS_FROM, DRAWN_BENDS, Law, choose_bend, fit_bends
 from eagle3lab.analysis.tables import human_count
 
@@ -108,14 +109,20 @@ class ScalingFit:
         low, high = np.quantile(curves_BN, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return low, high
 
-    def needed(self, target: float, level: float = 0.95) -> Needed:
-        """Amount of data at which the curve reaches `target`, with its interval."""
-        return self.needed_between(target, target, target, level)
+    def needed(self, target: float, most: float = np.inf, level: float = 0.95) -> Needed:
+        """Amount of data at which the curve reaches `target`, with its interval. most: what no drafter exceeds, the
+        num_steps + 1 tokens that a verification can commit."""
+        return self.needed_between(target, target, target, most, level)
 
-    def needed_between(self, low_target: float, target: float, high_target: float, level: float = 0.95) -> Needed:
+    def needed_between(
+        self, low_target: float, target: float, high_target: float, most: float = np.inf, level: float = 0.95
+    ) -> Needed:
         """As `needed`, for a target known as a range only: the interval's ends are those of the range's ends."""
         if not low_target <= target <= high_target:
             raise ValueError(f"target {target} is not within its range {low_target} to {high_target}")
+        if target > most:
+            never = f"out of reach: a verification commits at most {most:g} tokens"
+            return Needed(target, None, None, None, None, never)
         if self.refused:
             return Needed(target, None, None, None, None, self.refused)
         least = min(self.amounts)
@@ -151,7 +158,16 @@ class ScalingFit:
         if why:
             return Needed(np.nan, None, None, None, None, f"not measurable: {why}")
         low, high = (row.accept_length / gain for gain in (row.speedup_high, row.speedup_low))
-        return self.needed_between(min(low, row.break_even), row.break_even, max(high, row.break_even))
+        ends = min(low, row.break_even), row.break_even, max(high, row.break_even)
+        return self.needed_between(*ends, most=row.num_steps + 1)
+
+
+def served_chain(rows: Sequence[BenchRow], num_steps: int) -> tuple[BenchRow | None, str]:
+    """The served chain of that length, one greedy stream, and why its break-even is not measurable ("": it is)."""
+    for row in rows:
+        if (row.num_steps, row.topk, row.concurrency, row.temperature) == (num_steps, 1, 1, 0.0):
+            return row, not_measurable(rows, row.condition)
+    return None, f"notebook 06 served no chain of {num_steps} (add it to its num_steps)"
 
 
 def fit_scaling(

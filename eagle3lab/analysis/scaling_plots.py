@@ -1,5 +1,6 @@
 """Figures of a scaling study. As in `plots.py`, `data` says what was measured on what."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,19 +17,20 @@ def scaling_curve(
     fit: ScalingFit,
     data: str,
     unit: str = "training tokens",
-    needed: Needed | None = None,
-    needed_name: str = "break-even",
+    needed: Sequence[tuple[str, Needed]] = (),
 ) -> Figure:
-    """Accept length against the amount of data (log axis): points, fit, band, where the needed one is reached."""
+    """Accept length against the amount of data (log axis): points, fit, band, and where those needed, each with its
+    name ("break-even", "wanted"), are reached."""
     low, high = fit.slope_interval
     note = f"Slope {fit.slope:+.2f} [{low:+.2f}, {high:+.2f}] per tenfold {unit}. "
     if fit.left_out:
         errors = ", ".join(f"{name} {error:.3f}" for name, error in fit.left_out.items())
         note += f"Error at amounts left out: {errors}. "
-    note += f"No prediction: {fit.refused}." if fit.refused else f"Prediction: {needed}." if needed else ""
+    foretold = "; ".join(str(one) for _, one in needed)
+    note += f"No prediction: {fit.refused}." if fit.refused else f"Prediction: {foretold}." if needed else ""
     figure, axis = style.new_figure(f"Accept length against {unit}", data, height=4.1, note=note)
     least, most = min(fit.amounts), max(fit.amounts)
-    shown = _reach(needed, most)
+    shown = _reach([one.amount for _, one in needed if one.amount is not None], most)
     inside, beyond = np.geomspace(least, most, 50), np.geomspace(most, shown, 50)
     grid = np.geomspace(least, shown, 120)
     axis.fill_between(grid, *fit.band(grid), color=style.BLUE, alpha=0.16, linewidth=0, label="95 % band of the fit")
@@ -48,11 +50,12 @@ def scaling_curve(
         linewidth=1.2,
         label="trained drafters, 95 % over prompts",
     )
-    known = needed is not None and not np.isnan(needed.target)
-    if known:
-        axis.axhline(needed.target, color=style.VERMILLION, linestyle=":", label=f"{needed_name}, {needed.target:.2f}")
-        _mark_needed(axis, needed, shown)
-    seen = [*spans.ravel(), *fit.predict(grid), *([needed.target] if known else [])]
+    targets = sorted({one.target for _, one in needed if not np.isnan(one.target)})
+    for (name, one), colour in zip(needed, itertools.cycle(style.SERIES[1:]), strict=False):
+        if one.target in targets:
+            axis.axhline(one.target, color=colour, linestyle=":", label=f"{name}, {one.target:.2f}")
+            _mark_needed(axis, one, shown, colour, above=targets.index(one.target) % 2 == 1)
+    seen = [*spans.ravel(), *fit.predict(grid), *targets]
     room = 0.15 * (max(seen) - min(seen)) or 0.1
     axis.set_ylim(min(seen) - room, max(seen) + room)  # the band of few points may be wider than any figure
     _amount_axis(axis, least, shown, unit)
@@ -91,26 +94,25 @@ def _amount_axis(axis, least: float, most: float, unit: str) -> None:
     axis.set_xlabel(unit)
 
 
-def _reach(needed, most):
-    """How far right the curve is drawn: past the claim, but never beyond 100 times the data."""
-    if needed is None or needed.amount is None:
-        return most
-    return float(np.clip(1.6 * needed.amount, most, FAR * most))
+def _reach(amounts, most):
+    """How far right the curve is drawn: past the claims, but never beyond 100 times the data."""
+    return float(np.clip(1.6 * max(amounts), most, FAR * most)) if amounts else most
 
 
-def _mark_needed(axis, needed, shown):
+def _mark_needed(axis, needed, shown, colour, above):
+    """`above`: the amount is written above the mark, not below it (neighbours alternate)."""
     if needed.amount is None or needed.amount > shown:
         return
     high = shown if needed.high is None else min(needed.high, shown)
-    axis.plot([needed.low, high], [needed.target] * 2, color=style.VERMILLION, linewidth=4, alpha=0.5)
-    axis.plot(needed.amount, needed.target, "D", color=style.VERMILLION, markersize=8)
+    axis.plot([needed.low, high], [needed.target] * 2, color=colour, linewidth=4, alpha=0.5)
+    axis.plot(needed.amount, needed.target, "D", color=colour, markersize=8)
     axis.annotate(
         human_count(needed.amount),
         (needed.amount, needed.target),
-        (8, -7),
+        (-8, 7) if above else (8, -7),
         textcoords="offset points",
-        ha="left",
-        va="top",
+        ha="right" if above else "left",
+        va="bottom" if above else "top",
         color=style.INK,
         fontsize=9,
     )

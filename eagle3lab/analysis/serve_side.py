@@ -16,6 +16,7 @@ from eagle3lab.analysis.heldout import AnswerRow, capture_answers
 from eagle3lab.analysis.parity import Parity, ParityError, compare
 from eagle3lab.analysis.server_states import ServerStates
 from eagle3lab.analysis.suspects import suspects
+from eagle3lab.analysis.verdict import Checked
 from eagle3lab.engines.base import Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.servers.model_files import read_draft
@@ -48,6 +49,14 @@ class ServeSide:
         """Against the simulation of `draft` on `rows`. head_VH: the target's output head."""
         candidates = suspects(draft, self.beside, head_VH)
         return compare(draft, rows, self.completions, num_steps, candidates, self.facts, self.excluded)
+
+    def checked(self) -> list[Checked]:
+        """The line of checks.json on what a server tells of itself; none for the embedded engine. A fault there need
+        not change an answer here: ids are sent, so another chat template meets only those who send text."""
+        if self.name.startswith("embedded engine"):
+            return []
+        found = "; ".join(f"{cause}: {why}" for cause, why in self.facts.items())
+        return [Checked("the server's account of itself shows no fault", found or "none", not self.facts)]
 
     def with_states(self, states: ServerStates) -> "ServeSide":
         """With what the server's states show and rule out."""

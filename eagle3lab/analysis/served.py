@@ -5,9 +5,10 @@ counts (`stats`). Accept length here never counts the answer's first token, whic
 own accept length does (see `engines/sglang/stats.py`), so it is not used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from eagle3lab.analysis.accept import PositionAcceptance, PromptCycles, cycle_acceptance, histogram
 from eagle3lab.engines.base import SpecCompletion
@@ -29,6 +30,11 @@ class ServedCounts:
     verifications: int
     histogram: tuple[int, ...] | None
     accepted: tuple[int, ...] | None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "ServedCounts":
+        """From JSON, where its tuples are lists."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def served_counts(completion: SpecCompletion, num_steps: int) -> ServedCounts:

@@ -9,6 +9,7 @@ from matplotlib.patches import Patch
 from eagle3lab.analysis import style
 from eagle3lab.analysis.bench_row import BenchRow, not_measurable
 from eagle3lab.analysis.breakeven import CycleCost, conditions, what_if
+from eagle3lab.draft.chain import chain_draft_tokens
 
 
 def serving_bars(rows: Sequence[BenchRow], data: str) -> Figure:
@@ -61,16 +62,20 @@ def serving_bars(rows: Sequence[BenchRow], data: str) -> Figure:
 
 
 def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
-    """Accept length of each setting against the one at which it would be as fast as the baseline."""
+    """Accept length of each setting against the one at which it would be as fast as the baseline; alone where the
+    speeds carry no break-even."""
     baseline, settings = _split(rows)
     note = (
         f"Break-even = cost of a cycle / cost of a plain step ({baseline.cycle_ms:.1f} ms), both from this "
         "run. The number is the distance of the accept length from it."
     )
     if why := not_measurable(rows, baseline.condition):
-        note = f"Not measurable: {why}."
+        note = f"Break-even is not measurable: {why}."
     figure, axis = style.new_figure("Accept length against break-even", data, note=note)
     for place, row in enumerate(settings):
+        if why:
+            axis.plot(place, row.accept_length, "o", color=style.INK, markersize=9)
+            continue
         colour = style.BLUE if row.accept_length > row.break_even else style.VERMILLION
         axis.plot(
             [place, place],
@@ -91,13 +96,17 @@ def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
             color=style.INK,
             fontsize=9,
         )
-    handles = [
-        axis.plot([], [], "_", color=style.INK, markersize=16, markeredgewidth=2, label="break-even")[0],
-        axis.plot([], [], "o", color=style.BLUE, markersize=9, label="accept length, pays")[0],
-        axis.plot([], [], "o", color=style.VERMILLION, markersize=9, label="accept length, does not pay")[0],
-    ]
+    handles = (
+        [axis.plot([], [], "o", color=style.INK, markersize=9, label="accept length")[0]]
+        if why
+        else [
+            axis.plot([], [], "_", color=style.INK, markersize=16, markeredgewidth=2, label="break-even")[0],
+            axis.plot([], [], "o", color=style.BLUE, markersize=9, label="accept length, pays")[0],
+            axis.plot([], [], "o", color=style.VERMILLION, markersize=9, label="accept length, does not pay")[0],
+        ]
+    )
     _setting_axis(axis, settings)
-    values = [value for row in settings for value in (row.accept_length, row.break_even)]
+    values = [row.accept_length for row in settings] + [row.break_even for row in settings if not why]
     axis.set_ylim(min(0.9, min(values) - 0.1), max(values) + 0.12 * (max(values) - 0.9) + 0.1)
     axis.set_ylabel("tokens per verification")
     style.legend_above(axis, 3, handles=handles)
@@ -105,18 +114,22 @@ def break_even_chart(rows: Sequence[BenchRow], data: str) -> Figure:
 
 
 def what_if_chart(cost: CycleCost, rows: Sequence[BenchRow], num_steps: Sequence[int], data: str) -> Figure:
-    """Speed-up of chains as a function of accept length, from the fitted cost; the measured settings as points."""
+    """Speed-up as a function of accept length, from the fitted cost: a line for each chain of num_steps and for each
+    tree that was measured. The measured settings as points."""
+    measured = _split([row for row in rows if row.condition == cost.condition])[1]
+    lines = {(n, chain_draft_tokens(n)): f"num_steps {n}" for n in num_steps}
+    trees = [row for row in measured if row.topk > 1]
+    lines |= {(row.num_steps, row.num_draft_tokens): row.setting for row in trees}
+    split = "" if cost.token_ms is not None else " Only chains were measured: nothing is known of trees."
     figure, axis = style.new_figure(
-        "Speed-up, if the accept length were", data, note=f"Fit: {cost}. Dashed: longer than measured."
+        "Speed-up, if the accept length were", data, note=f"Fit: {cost}. Dashed: longer than measured.{split}"
     )
-    for steps, colour in zip(num_steps, style.ordered_colours(len(num_steps)), strict=True):
-        lengths = np.linspace(1, steps + 1, 40)
-        line = "-" if cost.measured(steps) else "--"
-        gains = what_if(cost, lengths, [steps])[0]
-        axis.plot(
-            lengths, gains, line, color=colour, label=f"num_steps {steps}: pays above {cost.break_even(steps):.2f}"
-        )
-    for row in _split([row for row in rows if row.condition == cost.condition])[1]:
+    for (setting, name), colour in zip(lines.items(), style.ordered_colours(len(lines)), strict=True):
+        lengths = np.linspace(1, setting[0] + 1, 40)
+        line = "-" if cost.measured(*setting) else "--"
+        gains = what_if(cost, lengths, [setting])[0]
+        axis.plot(lengths, gains, line, color=colour, label=f"{name}: pays above {cost.break_even(*setting):.2f}")
+    for row in measured:
         axis.plot(row.accept_length, row.speedup, "o", color=style.INK, fillstyle="none")
     axis.axhline(1.0, color=style.INK, linestyle="--", linewidth=1.4)
     axis.plot([], [], "o", color=style.INK, fillstyle="none", label="measured")

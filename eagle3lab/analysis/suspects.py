@@ -112,7 +112,10 @@ def _positions() -> list[Suspect]:
 def _rope(draft) -> list[Suspect]:
     now = draft.config.rope_theta
     others = [theta for theta in THETAS if theta != now]
-    return [Suspect("rope", f"RoPE theta {x:,.0f} instead of {now:,.0f}", _config(rope_theta=x)) for x in others]
+    found = [Suspect("rope", f"RoPE theta {x:,.0f} instead of {now:,.0f}", _config(rope_theta=x)) for x in others]
+    if draft.config.rope_llama3:
+        found.append(Suspect("rope", "Llama 3's scaling of RoPE left out", _config(rope_llama3=None)))
+    return found
 
 
 def _norms(draft) -> list[Suspect]:
@@ -125,7 +128,11 @@ def _norms(draft) -> list[Suspect]:
     flag = not draft.config.norm_output
     found.append(Suspect("norm", f"norm_output read as {flag}", _config(norm_output=flag)))
     if draft.fc_norm is not None:
-        found.append(Suspect("norm", "fc_norm left out", _without_fc_norm))
+        found.append(Suspect("norm", "fc_norm left out", _without("fc_norm")))
+    if draft.input_norm is not None:
+        found.append(Suspect("norm", "norm_before_fc left out", _without("input_norm")))
+    if draft.config.norm_before_residual:  # which SGLang does not know
+        found.append(Suspect("norm", "norm_before_residual left out", _config(norm_before_residual=False)))
     return found
 
 
@@ -179,8 +186,11 @@ def _weight(name: str, value):
     return plant
 
 
-def _without_fc_norm(draft):
-    return _swapped(draft, "fc_norm", None)
+def _without(norm: str):
+    def plant(draft):
+        return _swapped(draft, norm, None)
+
+    return plant
 
 
 @contextmanager

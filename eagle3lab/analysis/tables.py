@@ -6,6 +6,9 @@ from dataclasses import asdict
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+from eagle3lab.analysis.bench_row import not_measurable
+from eagle3lab.analysis.breakeven import NOT_MEASURABLE
+
 
 def human_bytes(n: float) -> str:
     """Bytes with a binary unit: 57344 -> '56.0 KiB'."""
@@ -64,7 +67,8 @@ def check_table(rows: Sequence) -> pd.DataFrame:
 
 def bench_table(rows: Sequence) -> pd.DataFrame:
     """Benchmark rows in reading order, by condition where there are several; `range` is the slowest and the fastest
-    round. Latencies: 50th, 95th, 99th percentile."""
+    round. Latencies: 50th, 95th, 99th percentile. No break-even where the speeds of a condition carry none."""
+    unknown = {row.condition for row in rows if not_measurable(rows, row.condition)}
     table = pd.DataFrame(
         [
             {
@@ -72,7 +76,9 @@ def bench_table(rows: Sequence) -> pd.DataFrame:
                 "at": str(row.condition),
                 "num_draft_tokens": row.num_draft_tokens or "-",
                 "accept_length": _or_dash(row.accept_length, ".2f"),
-                "break_even": _or_dash(row.break_even, ".2f"),
+                "break_even": NOT_MEASURABLE
+                if row.break_even is not None and row.condition in unknown
+                else _or_dash(row.break_even, ".2f"),
                 "tok/s": f"{row.tok_s:.1f}",
                 "range": f"{row.tok_s_low:.1f} to {row.tok_s_high:.1f}",
                 "speedup": f"{row.speedup:.2f}x",
@@ -89,6 +95,23 @@ def bench_table(rows: Sequence) -> pd.DataFrame:
     if table["at"].nunique() > 1:
         return table.set_index(["at", "setting"])
     return table.drop(columns="at").set_index("setting")
+
+
+def settings_table(rows: Sequence) -> pd.DataFrame:
+    """What became of each setting (`GridRow`): the share of its verifications that accepted draft 1, drafts 1 and 2
+    and so on (of a tree: by depth), and how many accepted exactly 0, 1, ...; or why it was not measured."""
+    table = pd.DataFrame(
+        [
+            {
+                "setting": str(row.cell),
+                "accepted up to draft 1, 2, ...": _listed(row.positions and row.positions.joint, ".0%"),
+                "verifications by drafts accepted": _listed(row.histogram, ","),
+                "not measured": row.reason,
+            }
+            for row in rows
+        ]
+    )
+    return table if table["not measured"].any() else table.drop(columns="not measured")
 
 
 def accept_table(summaries: Sequence) -> pd.DataFrame:
@@ -156,6 +179,10 @@ def plain_table(rows: Sequence, index: str) -> pd.DataFrame:
 
 def _milliseconds(seconds: Sequence[float] | None) -> str:
     return "-" if seconds is None else " / ".join(f"{1000 * value:.0f}" for value in seconds)
+
+
+def _listed(values: Sequence | None, form: str) -> str:
+    return "-" if values is None else " / ".join(_or_dash(value, form) for value in values)
 
 
 def _or_dash(value, form: str) -> str:

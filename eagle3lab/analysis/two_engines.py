@@ -16,7 +16,7 @@ class Agreement:
 
     answers, alike: how many there were and how many are the same. verifications: of the answers that are alike.
     differing: ids of answers that are alike, but whose verifications accepted other drafts; None: an engine does not
-    tell what each accepted.
+    tell what each accepted, or has no answers of this chain.
     """
 
     num_steps: int
@@ -39,10 +39,13 @@ def agreement(left: BenchResult, right: BenchResult, num_steps: int) -> Agreemen
     asked the same prompts."""
     if left.answers.keys() != right.answers.keys():
         raise ValueError("the two engines were not asked the same prompts")
-    alike = {key for key, ids in left.answers.items() if ids == right.answers[key]}
+    alike = {key for key, ids in left.answers.items() if ids is not None and ids == right.answers[key]}
     try:
-        here, there = ([c for c in one.cycles(num_steps) if c.id in alike] for one in (left, right))
+        sides = [{c.id: c for c in one.cycles(num_steps) if c.id in alike} for one in (left, right)]
     except ValueError:
+        sides = [{}, {}]
+    here, there = ([c for c in one.values() if c.id in sides[0].keys() & sides[1].keys()] for one in sides)
+    if not here:
         return Agreement(num_steps, len(left.answers), len(alike), 0, None)
     other = tuple(dict.fromkeys(found["id"] for found in disagreements(here, there)))
     return Agreement(num_steps, len(left.answers), len(alike), sum(len(row.accepted) for row in here), other)

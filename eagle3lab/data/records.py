@@ -19,6 +19,7 @@ _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 # A decoding error this near the end of what is read so far may come from the cut, e.g. inside `\\u12` or
 # `fals`.
 _CUT_MARGIN = 16
+_CUT_OFF = ": it was cut off; all before that is read, the rest needs the whole file"
 
 
 class RecordsError(ValueError):
@@ -70,7 +71,7 @@ class JsonArray:
             if char == "]":
                 return
             if not char:
-                self._lose(number, "the file ends before the closing bracket")
+                self._lose(number, f"the file ends before the closing bracket{_CUT_OFF}")
                 return
             end = None
             while end is None:
@@ -85,7 +86,7 @@ class JsonArray:
                             f"character {error.pos - self._at} of the record; mend or remove that record"
                         ) from error
                     if ended:
-                        self._lose(number, f"the file ends inside the record ({error.msg})")
+                        self._lose(number, f"the file ends inside the record ({error.msg}){_CUT_OFF}")
                         return
                     self._more()
                 except (ValueError, RecursionError) as error:  # a number of 5,000 digits, lists in lists in lists

@@ -122,7 +122,7 @@ def set_spec(text: str) -> SetSpec:
     if place.startswith(HUB):
         return replace(base, path=None, package=None, member=None, hub=place.removeprefix(HUB))
     if not Path(place).exists():
-        raise ValueError(f"set {name!r}: no file at {place}")
+        raise ValueError(f"set {name!r}: no file at {Path(place).absolute()}; put it there, or mend the path")
     return replace(base, path=place)
 
 

@@ -55,8 +55,9 @@ class Tally:
 
 
 def lost_rows(summaries: Iterable[Mapping[str, Any]], prepared: str | Path, shown: str) -> str | None:
-    """What errors cost: `4 of 30 rows lost to errors (1 more skipped); first: mine, line 4: not JSON: ...; see
-    runs/.../mine/errors.jsonl`, with the first error of the first set that has any. None without errors.
+    """What errors cost, with the first one of the first set that has any, where all are listed, and what to do: `4 of
+    30 rows lost to errors and left out (1 more skipped by limits and filters); first: mine (rows.jsonl), line 4: not
+    JSON: ...; all: runs/.../mine/errors.jsonl; ...`. None without errors.
 
     shown: the folder `prepared` as a reader finds it.
     """
@@ -64,14 +65,17 @@ def lost_rows(summaries: Iterable[Mapping[str, Any]], prepared: str | Path, show
     errors, skipped = (sum(sum(one[fate].values()) for one in summaries) for fate in ("errors", "skipped"))
     if not errors:
         return None
-    name = next(one["set"] for one in summaries if one["errors"])
+    broken = next(one for one in summaries if one["errors"])
+    name, origin = broken["set"], broken["origin"]
+    source = next(origin[kind] for kind in ("file", "folder", "package", "hub") if origin.get(kind))
     told = (row for row in iter_jsonl(Path(prepared) / name / ERRORS) if row["kind"] == "error")
     first = min(told, key=lambda row: row["row"])
     where = f"line {first['line']}" if "line" in first else f"row {first['row']} (from 0)"
     what = shorten(first["detail"], _LONGEST_DETAIL, placeholder=" ...")
     return (
-        f"{errors:,} of {sum(one['input'] for one in summaries):,} rows lost to errors ({skipped:,} more skipped); "
-        f"first: {name}, {where}: {what}; see {shown}/{name}/{ERRORS}"
+        f"{errors:,} of {sum(one['input'] for one in summaries):,} rows lost to errors and left out ({skipped:,} more "
+        f"skipped by limits and filters); first: {name} ({source}), {where}: {what}; all: {shown}/{name}/{ERRORS}; the "
+        "rest is used; to have them too, mend the data and run data_prep with --force"
     )
 
 

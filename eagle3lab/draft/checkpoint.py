@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from eagle3lab.draft.aux_layers import are_default, sglang_layer_ids
 from eagle3lab.draft.config import DraftConfig
-from eagle3lab.draft.engine_support import SERVER, oldest_releases, require_engine
+from eagle3lab.draft.engine_support import FLAGS, SERVER, oldest_releases, require_engine
 from eagle3lab.draft.model import Eagle3Draft
+from eagle3lab.draft.rope import LLAMA3
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from eagle3lab.workbench.files import atomic_folder, write_json_atomic
 
@@ -57,7 +58,9 @@ def engine_config(c: DraftConfig) -> dict:
         # SGLang reads the ids in eagle_config; vLLM prefers the top-level ones, which are hs indices.
         eagle["eagle_aux_hidden_state_layer_ids"] = sglang_layer_ids(c.aux_layers, c.target_architecture)
         config["eagle_aux_hidden_state_layer_ids"] = list(c.aux_layers)
-    for flag in ("fc_norm", "norm_output"):
+    if c.rope_llama3:
+        config["rope_scaling"] = {"rope_type": "llama3", **dict(zip(LLAMA3, c.rope_llama3, strict=True))}
+    for flag in FLAGS:
         if getattr(c, flag):
             config[flag] = True
     return config

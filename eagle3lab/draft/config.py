@@ -10,13 +10,18 @@ FREE = (
     "norm_output", "rms_norm_eps", "rope_theta", "max_position_embeddings",
 )  # fmt: skip
 
+FOREIGN = ("norm_before_residual", "norm_before_fc", "rope_llama3")  # of drafters that others trained
+
 
 @dataclass(frozen=True)
 class DraftConfig:
     """Sizes of the drafter. `aux_layers` are hs indices (hs[k] = input of target layer k).
 
     fc_norm and norm_output are EAGLE-3.1: an RMSNorm on each aux state before `fc`, and the output after the final norm
-    (instead of before it) as what the next step is fed. Which engines know them: `engine_support.py`.
+    (instead of before it) as what the next step is fed. norm_before_residual and norm_before_fc are of drafters that
+    speculators trained: the residual taken after `hidden_norm`, and one RMSNorm over the aux states side by side before
+    `fc`. rope_llama3 is Llama 3's scaling of RoPE, its numbers as `rope.LLAMA3` names them, of drafters that took over
+    their target's. `for_target` does not offer these. Which engines know what: `engine_support.py`.
     A drafter whose width differs from the target's carries an embedding of its own (`owns_embedding`).
     target_architecture: `architectures[0]` of the target's config.json; it decides how SGLang writes aux layers
     (`aux_layers.py`), "" is llama-like.
@@ -39,10 +44,18 @@ class DraftConfig:
     max_position_embeddings: int = 4096
     fc_norm: bool = False
     norm_output: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    rope_llama3: tuple[float, ...] | None = None
     target_architecture: str = ""
 
     def __post_init__(self):
         object.__setattr__(self, "aux_layers", tuple(self.aux_layers))
+        if self.rope_llama3 is not None:
+            object.__setattr__(self, "rope_llama3", tuple(self.rope_llama3))
+            factor, low, high, old_length = self.rope_llama3
+            if not (factor >= 1 and 0 < low < high and old_length > 0):
+                raise ValueError(f"rope_llama3={self.rope_llama3}: factor, low, high and length do not fit together")
         for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, at least 1 is needed")
@@ -106,8 +119,9 @@ class DraftConfig:
         return cls(**values | {name: value for name, value in changes.items() if value is not None})
 
     def to_dict(self) -> dict:
-        """JSON values."""
-        return {**asdict(self), "aux_layers": list(self.aux_layers)}
+        """JSON values; what only foreign drafters have is left out when off: trainings from before it go on."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if value or name not in FOREIGN}
 
 
 def chosen_sizes(parameters) -> dict:

@@ -1,7 +1,8 @@
 """Drafters of other projects: their folders read into this network, or refused where it could not do what they do.
 
     who                            tensors            ids of the aux layers
-    EAGLE, SpecForge, TorchSpec    midlayer.*         eagle_config, as SGLang reads them
+    EAGLE                          midlayer.*         not said: the engines' default; pytorch_model.bin
+    SpecForge, TorchSpec           midlayer.*         eagle_config, as SGLang reads them
     ModelOpt                       layers.0.*         eagle_config, as SGLang reads them
     speculators                    layers.0.*         top level, hs indices; sizes under transformer_layer_config
 
@@ -21,10 +22,14 @@ from eagle3lab.draft.aux_layers import check_aux_layers, layers_sglang_reads
 from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, TRAINING, CheckpointError, check_tensors, load_draft
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
+from eagle3lab.draft.rope import LLAMA3
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from eagle3lab.workbench.files import read_json
 
-LLAMA_KIND = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+LLAMA_KIND = (
+    "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel",
+    "LlamaForCausalLM",  # of EAGLE's own folders; the tensors tell whether it is a drafter
+)  # fmt: skip
 _RENAMED = (("model.", ""), ("layers.0.", "midlayer."), ("aux_norm_low", "fc_norm.0"), ("aux_norm_mid", "fc_norm.1"),
             ("aux_norm_high", "fc_norm.2"))  # fmt: skip
 _NOT_USED = ("t2d", "rotary_emb.inv_freq")
@@ -48,7 +53,7 @@ def import_draft(
     """The drafter of anybody's folder, float32, for the target in `target_folder` whose embedding is `embed_VH`.
 
     aux_layers: hs indices; None: what its config says, see above. CheckpointError names what cannot be read, is missing
-    or is done otherwise there (several layers, latent attention, norm_before_residual, RoPE scaling).
+    or is done otherwise there (several layers, latent attention, RoPE scaling).
     """
     folder = Path(folder)
     config, tensors = _read(folder)
@@ -74,17 +79,27 @@ def import_draft(
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        raise CheckpointError(f"{folder} has no *.safetensors (other formats are not read): convert the drafter")
+        raise CheckpointError(f"{folder} has no *.safetensors and no pytorch_model*.bin: convert the drafter")
     tensors: dict[str, torch.Tensor] = {}
     try:
         config = read_json(folder / CONFIG)
         for file in files:
-            tensors |= load_file(file)
+            tensors |= load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be read ({error})") from error
     return config, {_own_name(name): t for name, t in tensors.items() if not name.endswith(_NOT_USED)}
+
+
+def _unpickled(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file fails in many ways; torch's text would advise to run what it holds
+        raise ValueError(f"{file.name} is damaged or holds more than tensors: save them as safetensors") from error
+    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
+        raise ValueError(f"{file.name} is no table of tensors by name: save them as safetensors")
+    return tensors
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
@@ -101,20 +116,25 @@ def _own_name(name: str) -> str:
 
 def _refuse(folder: Path, config: dict, sizes: dict) -> None:
     architecture = (config.get("architectures") or ["none"])[0]
-    rope = {**(sizes.get("rope_scaling") or {}), **(sizes.get("rope_parameters") or {})}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = _rope_kind(_rope(sizes))
     reasons = {
         f"architecture {architecture} is not a Llama-type EAGLE-3 drafter": architecture not in LLAMA_KIND,
         f"it has {sizes.get('num_hidden_layers')} layers": sizes.get("num_hidden_layers", 1) != 1,
-        "norm_before_residual is on": config.get("norm_before_residual"),
-        "norm_before_fc is on": (config.get("eagle_config") or {}).get("norm_before_fc")
-        or config.get("norm_before_fc"),
         "its attention has biases": sizes.get("attention_bias"),
-        f"its RoPE is scaled ({kind})": kind != "default",
+        f"its RoPE is scaled ({kind})": kind not in ("default", "llama3"),
         "it is quantised": config.get("quantization_config"),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise CheckpointError(f"{folder}: {'; '.join(found)}: this network cannot do what it does")
+
+
+def _rope(sizes: dict) -> dict:
+    """What the config says of RoPE, in its old and its new spelling."""
+    return {**(sizes.get("rope_scaling") or {}), **(sizes.get("rope_parameters") or {})}
+
+
+def _rope_kind(rope: dict) -> str:
+    return rope.get("rope_type") or rope.get("type") or "default"
 
 
 def _target_ids(d2t_W: torch.Tensor | None, rows: int, vocab_size: int) -> torch.Tensor:
@@ -138,7 +158,8 @@ def _layers(config: dict, num_layers: int, architecture: str) -> list[int]:
 def _config(
     config: dict, sizes: dict, target: dict, ids_W: torch.Tensor, layers: list[int], architecture: str
 ) -> DraftConfig:
-    heads, parameters = sizes["num_attention_heads"], sizes.get("rope_parameters") or {}
+    heads, rope = sizes["num_attention_heads"], _rope(sizes)
+    scaled = _rope_kind(rope) == "llama3"
     return DraftConfig(
         hidden_size=sizes["hidden_size"],
         intermediate_size=sizes["intermediate_size"],
@@ -151,9 +172,12 @@ def _config(
         aux_layers=tuple(layers),
         target_num_layers=target["num_hidden_layers"],
         rms_norm_eps=float(sizes.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(sizes.get("rope_theta") or parameters.get("rope_theta") or 10000.0),
+        rope_theta=float(sizes.get("rope_theta") or rope.get("rope_theta") or 10000.0),
         max_position_embeddings=sizes.get("max_position_embeddings", 4096),
         fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
         norm_output=bool(config.get("norm_output")),
+        norm_before_residual=bool(config.get("norm_before_residual")),
+        norm_before_fc=bool((config.get("eagle_config") or {}).get("norm_before_fc", config.get("norm_before_fc"))),
+        rope_llama3=tuple(rope[name] for name in LLAMA3) if scaled else None,
         target_architecture=architecture,
     )

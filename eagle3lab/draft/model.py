@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from eagle3lab.draft.config import DraftConfig
+from eagle3lab.draft.rope import rotate
 
 
 class RMSNorm(nn.Module):
@@ -81,7 +82,9 @@ class Eagle3Draft(nn.Module):
             raise ValueError(f"vocabulary map is {tuple(target_ids_W.shape)}, expected {(c.draft_vocab_size,)}")
         self.midlayer = MidLayer(c)
         self.fc = nn.Linear(len(c.aux_layers) * c.target_hidden_size, c.hidden_size, bias=False)
-        self.fc_norm = None
+        self.input_norm = self.fc_norm = None
+        if c.norm_before_fc:
+            self.input_norm = RMSNorm(len(c.aux_layers) * c.target_hidden_size, c.rms_norm_eps)
         if c.fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(c.target_hidden_size, c.rms_norm_eps) for _ in c.aux_layers)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -102,6 +105,8 @@ class Eagle3Draft(nn.Module):
     def fuse(self, aux_TAH: torch.Tensor) -> torch.Tensor:
         """Target states of the aux layers -> step-0 features [T, H]."""
         aux_TAH = aux_TAH.to(self.fc.weight.dtype)
+        if self.input_norm is not None:
+            aux_TAH = self.input_norm(aux_TAH.flatten(-2)).view_as(aux_TAH)
         if self.fc_norm is not None:
             aux_TAH = torch.stack([norm(aux_TAH[..., a, :]) for a, norm in enumerate(self.fc_norm)], dim=-2)
         return self.fc(aux_TAH.flatten(-2))
@@ -118,17 +123,21 @@ class Eagle3Draft(nn.Module):
         c, layer = self.config, self.midlayer
         u_TU = torch.cat([layer.input_layernorm(self.embed(ids_T)), layer.hidden_norm(f_TH)], dim=-1)
         attn = layer.self_attn
-        k_TND = rotate(attn.k_proj(u_TU).unflatten(-1, (c.num_key_value_heads, c.head_dim)), positions_T, c.rope_theta)
+        k_TND = rotate(attn.k_proj(u_TU).unflatten(-1, (c.num_key_value_heads, c.head_dim)), positions_T, c)
         v_TND = attn.v_proj(u_TU).unflatten(-1, (c.num_key_value_heads, c.head_dim))
         if queries is not None:
             u_TU, positions_T = u_TU[queries], positions_T[queries]
-        q_TQD = rotate(attn.q_proj(u_TU).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions_T, c.rope_theta)
+        q_TQD = rotate(attn.q_proj(u_TU).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions_T, c)
         return q_TQD, k_TND, v_TND
 
     def after_attention(self, f_TH, attended_TQD):
-        """Output projection, residual (taken before hidden_norm) and feed-forward: y [T, H], fed to the next step."""
+        """Output projection, residual and feed-forward: y [T, H], fed to the next step.
+
+        The residual is the feature before `hidden_norm`, or after it where `norm_before_residual` is set.
+        """
         layer = self.midlayer
-        r_TH = f_TH + layer.self_attn.o_proj(attended_TQD.flatten(-2))
+        residual_TH = layer.hidden_norm(f_TH) if self.config.norm_before_residual else f_TH
+        r_TH = residual_TH + layer.self_attn.o_proj(attended_TQD.flatten(-2))
         y_TH = r_TH + layer.mlp(layer.post_attention_layernorm(r_TH))
         return self.norm(y_TH) if self.config.norm_output else y_TH
 
@@ -197,13 +206,3 @@ class DraftCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} slots to {length}")
         self.length = length
-
-
-def rotate(x_TND, positions_T, theta: float):
-    """RoPE in the half-split layout of transformers' Llama; angles in float32."""
-    half = x_TND.shape[-1] // 2
-    inverse = theta ** (-torch.arange(half, dtype=torch.float32, device=x_TND.device) / half)
-    angle_T1D = (positions_T.to(torch.float32)[..., None] * inverse).unsqueeze(-2)
-    cos, sin = angle_T1D.cos().to(x_TND.dtype), angle_T1D.sin().to(x_TND.dtype)
-    a, b = x_TND[..., :half], x_TND[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

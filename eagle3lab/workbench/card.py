@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+import yaml
+
 from .artefacts import gone_files
+from .belonging import foreign_drafter
 from .card_text import CardFacts, card_text
 from .files import atomic_folder, read_json, write_json_atomic
 from .lineage import UpstreamError, UpstreamRun, ancestors, finished_run
@@ -25,11 +28,19 @@ _MEASURE = ("diagnostics", "serving", "scaling")  # stages that look at a drafte
 
 @dataclass(frozen=True)
 class Given:
-    """What no record says, for the front matter: the drafter's licence, and the hub name of a target that was a local
-    folder."""
+    """What no record says, for the front matter: the drafter's license as a hub names it, and the hub name of a target
+    that was a local folder. ValueError unless "other", and no other license, comes with its name."""
 
-    license: str = "unknown"
+    license: str | None = None
     base_model: str | None = None
+    license_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.license == "other") != bool(self.license_name):
+            raise ValueError(
+                "a license that a hub does not list is given as --license other --license-name NAME (and its text as "
+                "a file LICENSE beside the card); one that it lists needs no name"
+            )
 
 
 def training_run(named: str, runs_dir: str | Path = "runs") -> UpstreamRun:
@@ -69,10 +80,14 @@ def _facts(run: UpstreamRun, given: Given) -> CardFacts:
     for record in records:  # oldest first: the newest of a stage stays
         if not gone_files(runs_dir / record["run_id"]):
             runs[record["stage"]] = UpstreamRun(record["stage"], record["run_id"], runs_dir / record["run_id"])
+    target = run.record["parameters"]["target"]["value"]
+    base_model = given.base_model or _hub_name(target)
     return CardFacts(
-        target=run.record["parameters"]["target"]["value"],
+        target=target,
         license=given.license,
-        base_model=given.base_model or _hub_name(run.record["parameters"]["target"]["value"]),
+        license_name=given.license_name,
+        target_license=_target_license(from_root(target), base_model),
+        base_model=base_model,
         config=read_json(draft / "config.json"),
         training=read_json(draft / TRAINING),
         weights_sha256=run.manifest["draft"]["files"]["model.safetensors"]["sha256"],
@@ -108,7 +123,7 @@ def write_hub_folder(run: UpstreamRun, folder: str | Path, given: Given = Given(
 def _of(record: Mapping[str, Any], training_id: str) -> bool:
     """Is it a run that measured this training's drafter (a diagnosis of somebody else's folder is not)."""
     made_from = record["upstream"].get("training", {}).get("run_id") == training_id
-    return record["stage"] in _MEASURE and made_from and not record["parameters"].get("draft", {}).get("value")
+    return record["stage"] in _MEASURE and made_from and not foreign_drafter(record)
 
 
 def _store(runs: Mapping[str, UpstreamRun]) -> dict[str, Any]:
@@ -122,3 +137,26 @@ def _hub_name(target: str) -> str | None:
     """The target's name on a hub; None for a local folder, whose path is nobody else's business."""
     local = target.startswith(("/", ".", "~")) or target.count("/") != 1 or from_root(target).exists()
     return None if local else target
+
+
+def _target_license(folder: Path, base_model: str | None) -> str:
+    """Where the target's terms stand, as far as its folder or its name tells: hints, and no guess. "": nowhere."""
+    hints = []
+    if folder.is_dir():
+        if named := _front_matter(folder / CARD).get("license"):
+            hints.append(f"{CARD} of the target names {named}")
+        texts = sorted(path.name for path in folder.iterdir() if path.name.lower().startswith(("license", "licence")))
+        hints += [f"its folder holds {name}" for name in texts]
+    if base_model:
+        hints.append(f"see the model card of {base_model}")
+    return "; ".join(hints)
+
+
+def _front_matter(path: Path) -> dict[str, Any]:
+    """The fields at the head of a model card; none where there is no card, or one that cannot be read."""
+    parts = path.read_text(encoding="utf-8", errors="replace").split("---", 2) if path.exists() else []
+    try:
+        fields = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    except yaml.YAMLError:
+        fields = None
+    return fields if isinstance(fields, dict) else {}

@@ -18,7 +18,7 @@ import yaml
 from .progress import duration
 from .server_commands import speculation
 from .stages import STAGES
-from .standing import standing_warnings
+from .standing import measurable, standing_warnings
 from .status_pages import markdown_table
 
 _RECIPE = (
@@ -31,13 +31,17 @@ _RECIPE = (
 class CardFacts:
     """What a card is made of, as the records hold it.
 
-    target: as the training named it. base_model: the target's name on a hub, or None. config, training: config.json and
-    training.json of the drafter. store: store.json of its features, or {}. accept: the accept lengths that 05
-    summarised (checks.json). records, results: stage -> run.json and results.json of the runs that belong to it.
+    target: as the training named it. license, license_name: of the drafter, as hubs name it, or None; target_license:
+    where the terms of the target stand, "" where nothing tells. base_model: the target's name on a hub, or None.
+    config, training: config.json and training.json of the drafter. store: store.json of its features, or {}. accept:
+    the accept lengths that 05 summarised (checks.json). records, results: stage -> run.json and results.json of the
+    runs that belong to it.
     """
 
     target: str
-    license: str
+    license: str | None
+    license_name: str | None
+    target_license: str
     base_model: str | None
     config: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -66,6 +70,7 @@ def card_text(facts: CardFacts) -> str:
         "Data": _data(facts),
         "Training": _training(facts),
         "Limits": "\n".join(f"- {line}" for line in _limits(facts)),
+        "License": _license(facts),
         "Records": _records(facts),
     }
     first = (
@@ -90,8 +95,10 @@ def words(value: Any) -> str:
 
 
 def _front_matter(facts: CardFacts) -> str:
+    # a hub checks a license that stands there: none stated is left out
+    stated = {"license": facts.license, "license_name": facts.license_name}
     fields = {
-        "license": facts.license,
+        **{name: value for name, value in stated.items() if value},
         "library_name": re.split(r"[=<>!~ ]", str(facts.value("training", "serve_with") or "sglang"))[0],
         "pipeline_tag": "text-generation",
         "tags": ["eagle3", "speculative-decoding", "draft-model", "eagle3lab"],
@@ -126,14 +133,14 @@ def _speed(facts: CardFacts) -> str:
     measured = facts.result("serving", "rows")
     if not measured:
         return f"Not measured yet (`python -m eagle3lab run {facts.records['training']['profile']} --only serving`)."
-    rows = []
+    rows, known = [], measurable(facts.results["serving"])
     for one in measured:
         speculates = one["accept_length"] is not None
         rows.append({
             "decoding": plain(one["setting"]), "streams": one["concurrency"], "tok/s": f"{one['tok_s']:.1f}",
             "against plain": f"x{one['speedup']:.2f}" if speculates else "",
             "accept length": f"{one['accept_length']:.2f}" if speculates else "",
-            "break-even": f"{one['break_even']:.2f}" if one["break_even"] else "",
+            "break-even": (f"{one['break_even']:.2f}" if known else "not measurable") if one["break_even"] else "",
             "answers that differ": "" if one["differing"] is None else one["differing"],
         })  # fmt: skip
     first, told = measured[0], facts.records["serving"]
@@ -142,10 +149,10 @@ def _speed(facts: CardFacts) -> str:
         f"prompts, at most {facts.value('serving', 'max_tokens')} tokens each, {first['rounds']} rounds, on "
         f"{_machine(told)}"
     )
-    return (
-        markdown_table(rows)
-        + f"\n\n{words(how)}. Above its break-even a setting is faster than plain decoding on that machine."
-    )
+    meaning = "Above its break-even a setting is faster than plain decoding on that machine."
+    if not known:
+        meaning = "That machine was not quiet: the speeds tell no break-even (see Limits)."
+    return f"{markdown_table(rows)}\n\n{words(how)}. {meaning}"
 
 
 def _launch(facts: CardFacts) -> str:
@@ -242,6 +249,20 @@ def _limits(facts: CardFacts) -> Iterator[str]:
     told = {stage: results for stage, results in facts.results.items() if stage != "extraction"}  # said above
     for stage, text in standing_warnings(told):
         yield f"{STAGES[stage].label}: {words(text)}."
+
+
+def _license(facts: CardFacts) -> str:
+    stated = (
+        "No license is stated: whoever publishes this drafter must state one (`license` in the first lines of this "
+        "file; `--license` where the card is made)."
+    )
+    if named := facts.license_name or facts.license:
+        stated = f"The drafter's license is {words(named)}, as its maker states."
+    where = f" ({words(facts.target_license)})" if facts.target_license else ""
+    return (
+        f"{stated} It was made with the weights and the answers of the target and inherits the terms of the target's "
+        f"license{where}."
+    )
 
 
 def _records(facts: CardFacts) -> str:

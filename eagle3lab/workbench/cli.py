@@ -17,8 +17,8 @@ from .execution import Limits
 from .files import write_text_atomic
 from .outlook import reckon
 from .params import CommandLineText, ParameterError, resolve_parameters, stage_parameters
-from .plan import plan
-from .plan_text import commands_text, outlook_text, stages_text
+from .plan import not_there, plan
+from .plan_text import commands_text, not_there_text, outlook_text, stages_text
 from .records import FAILED, INTERRUPTED, KERNEL_DIED, OK, REPORT, STOPPED_EARLY, TIMEOUT
 from .runner import StageResult, run_chain
 from .stages import STAGES, get_stage, select_stages
@@ -84,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     model_card = commands.add_parser("card", help="a drafter's model card from the run records, or a folder for a hub")
     model_card.add_argument("run", help="a finished training run's id, or a profile: its newest one")
     model_card.add_argument("--folder", help="write the drafter's files and the card into this new folder")
-    model_card.add_argument("--license", default="unknown", help="the drafter's licence, as hubs name it")
+    model_card.add_argument("--license", metavar="ID", help="the drafter's license, as hubs list it (apache-2.0 ...)")
+    model_card.add_argument("--license-name", metavar="NAME", help="its name, with --license other")
     model_card.add_argument("--base-model", metavar="OWNER/NAME", help="the hub's name of a target from a local folder")
     model_card.add_argument("--runs-dir", default="runs")
     model_card.set_defaults(action=_card)
@@ -104,7 +105,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
         help="set a parameter in every selected stage that has it",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="run also what is unchanged, from nothing")
+    parser.add_argument(
+        "--force", action="store_true",
+        help="run also what is unchanged, from nothing; a good run is kept until the new one ended ok",
+    )  # fmt: skip
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
     results = run_chain(options.profile, stages, _overrides(options), force=options.force, limits=limits)
     last: StageResult = results[-1]
     if last.state != OK:
-        way_on = f"python -m eagle3lab run {options.profile} --from {last.stage}"
+        way_on = f"python -m eagle3lab run {options.profile} --from {last.stage}{' --force' * last.came_back}"
         print(f"stopped at {last.stage}; continue with: {way_on}")
     else:
         print(closing_text((result.stage, result.folder) for result in results))
@@ -130,12 +134,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Run notebook 00 and say what it found; 1 when there is a fault."""
-    (result,) = run_chain(options.profile, ["doctor"])
+    (result,) = run_chain(options.profile, ["doctor"], warn=False)  # the report below says it, with the way out
     if result.state != OK:
         return EXIT_CODES[result.state]
     report = _above("report")
     rows = report.read_report(result.folder / REPORT)
-    print(report.as_text(rows).replace("run PROFILE ", f"run {options.profile} "))
+    print(report.as_text(rows).replace(" PROFILE", f" {options.profile}"))
     return report.exit_code(rows)
 
 
@@ -156,6 +160,8 @@ def _plan(options: argparse.Namespace) -> int:
         print(outlook_text(outlook, rows))
     elif not assumed:
         print(f"\nNo counts, bytes and hours: params/{options.profile}/plan.yaml would state what to reckon from.")
+    if missing := not_there(rows):
+        print(not_there_text(missing))
     print(commands_text(rows, options.parameters))
     return 0
 
@@ -180,7 +186,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _card(options: argparse.Namespace) -> int:
-    run, given = training_run(options.run, options.runs_dir), Given(options.license, options.base_model)
+    given = Given(options.license, options.base_model, options.license_name)
+    run = training_run(options.run, options.runs_dir)
     if options.folder:
         print(f"{write_hub_folder(run, options.folder, given)}: the drafter of {run.id} and its card")
     else:

@@ -1,7 +1,8 @@
-"""What a chain prints when it is through: the headline results of its stages, and where the figures lie."""
+"""What a chain prints when it is through: the headline results of its stages, and where figures and notebooks lie."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from .stages import get_stage
 
 
 def closing_text(runs: Iterable[tuple[str, Path]]) -> str:
-    """Headlines, figures and reports of finished runs, given as (stage, run folder), in their order."""
-    results, figures, reports = [], [], []
+    """Headlines, figures, reports and executed notebooks of finished runs, given as (stage, run folder), in their
+    order. A notebook that was made a web page already is shown as that page."""
+    results, figures, reports, notebooks = [], [], [], []
     for stage, folder in runs:
         label = get_stage(stage).label
         for line in read_json(folder / RESULTS).get(HEADLINE, []):
@@ -26,5 +28,11 @@ def closing_text(runs: Iterable[tuple[str, Path]]) -> str:
                 figures.append(path)
             elif entry["kind"] == "report":
                 reports.append(path)
-    sections = (("Results", results), ("Figures", figures), ("Reports", reports))
+        if (notebook := folder / f"{label}.ipynb").exists():  # there is none of a stage run by hand
+            page = notebook.with_suffix(".html")
+            made = page.exists() and page.stat().st_mtime >= notebook.stat().st_mtime
+            notebooks.append(f"  {show_path(page if made else notebook)}")
+    jupyter = show_path(Path(sys.executable).with_name("jupyter"))
+    read = f"Notebooks as they ran (as a web page: {jupyter} nbconvert --to html PATH)"
+    sections = (("Results", results), ("Figures", figures), ("Reports", reports), (read, notebooks))
     return "\n".join(f"\n{title}\n" + "\n".join(lines) for title, lines in sections if lines)

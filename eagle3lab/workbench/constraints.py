@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .known_sets import KNOWN_SETS, SET_OPTIONS, names_a_set, options_fit
+from .server_commands import OWN_FLAGS, names_no_own_flag
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ def _numbers(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+VARIED = (
+    "rows", "tokens",
+    "ttt_steps", "step_decay", "lk_weight", "lr", "head_lr", "weight_decay", "warmup_share", "final_lr_share",
+    "clip_norm", "epochs", "batch_tokens", "accumulate", "max_length", "explode_factor",
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "rope_theta", "max_position_embeddings",
+)  # fmt: skip
+"""What a scaling study can train: subsets, numbers of the recipe, numbers of the drafter's sizes."""
+
 RULES: tuple[Rule, ...] = (
     *(
         _at_least(name, 1)
@@ -55,6 +65,19 @@ RULES: tuple[Rule, ...] = (
             "epochs",
             "max_prompt_tokens",
             "max_length",
+            "concurrency",
+            "long_concurrency",
+            "long_max_tokens",
+            "bench_prompts",
+            "rounds",
+            "grid_topk",
+            "grid_draft_tokens",
+            "grid_concurrency",
+            "draft_hidden_size",
+            "draft_intermediate_size",
+            "draft_num_attention_heads",
+            "draft_num_key_value_heads",
+            "draft_head_dim",
             "draft_vocab_size",
             "shard_tokens",
             "limit_train",
@@ -65,13 +88,52 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         _at_least(name, 0)
-        for name in ("seed", "temperature", "limit_heldout", "heldout_rows", "warmup_steps", "min_chars")
+        for name in (
+            "seed",
+            "temperature",
+            "grid_temperatures",
+            "limit_heldout",
+            "heldout_rows",
+            "warmup_steps",
+            "min_chars",
+        )
     ),
     Rule(("lr",), lambda lr: 0 < lr < 1, "must lie between 0 and 1"),
     Rule(("warmup_ratio",), lambda ratio: 0 <= ratio < 1, "must lie in [0, 1)"),
     Rule(("heldout_share",), lambda share: 0 < share < 1, "must lie between 0 and 1"),
     Rule(("min_chars", "max_chars"), lambda low, high: low < high, "the first must be smaller than the second"),
     _increasing("amounts"),
+    Rule(
+        ("vary",),
+        lambda vary: vary in (*VARIED, "draft_vocab_size"),
+        f"is nothing that a study can vary: {', '.join(VARIED)}; draft_vocab_size of finished runs",
+    ),
+    Rule(
+        ("vary", "amounts"),
+        lambda vary, amounts: vary != "draft_vocab_size" or not amounts,
+        "the trainings of a study share one vocabulary map: run 03 and 04 once for each draft_vocab_size, name those "
+        "trainings in collect_runs, and set amounts = []",
+        whole=True,
+    ),
+    _at_least("wanted", 1),
+    Rule(
+        ("wanted", "num_steps"),
+        lambda wanted, steps: all(value <= steps + 1 for value in wanted),
+        "a verification commits at most num_steps + 1 tokens",
+        whole=True,
+    ),
+    Rule(
+        ("vary", "amounts"),
+        lambda vary, amounts: vary != "rows" or all(float(amount).is_integer() for amount in amounts),
+        "rows are whole numbers",
+        whole=True,
+    ),
+    Rule(
+        ("train_seeds",),
+        lambda seeds: len(set(seeds)) == len(seeds) and all(seed >= 0 for seed in seeds),
+        "must be 0 or more, and not name a seed twice",
+        whole=True,
+    ),
     Rule(("aux_layers",), lambda layers: len(set(layers)) == len(layers), "must not name a layer twice", whole=True),
     Rule(
         ("sets",),
@@ -102,6 +164,12 @@ RULES: tuple[Rule, ...] = (
         whole=True,
     ),
     Rule(
+        ("engine", "grid_concurrency", "grid_topk"),
+        lambda engine, concurrency, topk: engine != "embedded" or not concurrency or {*concurrency, *topk} == {1},
+        "the embedded engine speculates one request at a time, in chains: both must be [1]",
+        whole=True,
+    ),
+    Rule(
         ("engine", "beside"),
         lambda engine, beside: engine != beside,
         "a second engine beside the first is another one, or none",
@@ -115,6 +183,42 @@ RULES: tuple[Rule, ...] = (
         ("topk", "num_steps", "num_draft_tokens"),
         lambda topk, steps, tokens: topk != 1 or tokens == steps + 1,
         "with topk 1 the verified tokens are the chain: num_draft_tokens must be num_steps + 1",
+    ),
+    Rule(("draft_head_dim",), lambda size: size % 2 == 0, "must be even: RoPE turns pairs"),
+    *(
+        Rule(
+            (options,),
+            lambda words, options=options: names_no_own_flag(words, options),
+            f"{', '.join(OWN_FLAGS[options])} are written by the workbench, and of two the later one would win: set "
+            "the parameter instead (target, dtype, num_steps, server_device, grid_cuda_graphs ...)",
+            whole=True,
+        )
+        for options in OWN_FLAGS
+    ),
+    Rule(
+        ("servers", "beside"),
+        lambda servers, beside: len(servers) in (0, 2),
+        "a benchmark of servers that run already needs two, the first without a drafter and the second with it; or "
+        "none, and they are started here",
+        whole=True,
+    ),
+    Rule(
+        ("grid_topk", "grid_draft_tokens"),
+        lambda topk, tokens: tokens or all(k == 1 for k in topk),
+        "these are trees: give their num_draft_tokens",
+        whole=True,
+    ),
+    Rule(
+        ("grid_concurrency", "grid_topk", "grid_temperatures", "grid_cuda_graphs"),
+        lambda concurrency, *others: not concurrency or all(others),
+        "a grid needs at least one value of each",
+        whole=True,
+    ),
+    Rule(
+        ("grid_concurrency", "bench_prompts", "second_turns"),
+        lambda concurrency, prompts, second: max(concurrency, default=0) <= prompts * (1 + second),
+        "at least as many requests as the largest concurrency are needed: raise bench_prompts",
+        whole=True,
     ),
 )
 

@@ -10,6 +10,11 @@ KNOWN_SETS = (
     "ultrachat", "sharegpt", "swe_agent", "alpaca", "glaive_demo", "tool_reasoning",
 )  # fmt: skip
 NO_ADDRESS = ("kimi_2000x",)  # sets that are known, and whose rows are published nowhere
+HUB = "hub:"  # begins the place of a set that is on the hub
+ADAPTERS = (
+    "bfcl", "conversations", "glaive", "instruction", "messages", "opencode", "prompts", "sharegpt", "tolerant",
+    "trajectory",
+)  # fmt: skip
 SET_OPTIONS = (
     "limit_train", "limit_heldout", "min_chars", "max_chars", "max_prompt_tokens", "max_reference_tokens",
     "heldout_share", "seed", "max_sample_tokens", "max_samples",

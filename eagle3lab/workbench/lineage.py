@@ -15,6 +15,7 @@ from .files import read_json
 from .params import run_parameter
 from .records import OK, RESULTS, all_records, read_record
 from .root import show_path
+from .set_places import set_files
 from .stages import Stage, get_stage
 
 LATEST, NONE = "latest", "none"
@@ -65,7 +66,7 @@ class Identity:
 def identify(
     stage: str, profile: str, values: Mapping[str, Any], upstream: Mapping[str, UpstreamRun], code_sha256: str
 ) -> Identity:
-    """The identity of a run of `stage`: parameters, upstream runs with their artefacts, and code.
+    """The identity of a run of `stage`: parameters, upstream runs with their artefacts, code, files of its sets.
 
     Left out are the parameters of `unhashed`.
     """
@@ -75,6 +76,8 @@ def identify(
         "upstream": {name: [run.id, run.digest] for name, run in upstream.items()},
         "code": code_sha256,
     }
+    if files := set_files(values):
+        made_of["files"] = files
     fingerprint = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode("utf-8")).hexdigest()
     return Identity(fingerprint, f"{profile}-{stage}-{fingerprint[:8]}")
 
@@ -164,13 +167,16 @@ def upstream_runs(stage: Stage, sources: Mapping[str, Source], runs_dir: Path) -
     return {name: UpstreamRun(name, run_id, runs_dir / run_id) for name, run_id in ids.items() if run_id}
 
 
-def finished_run(stage: str, run_id: str, runs_dir: Path) -> UpstreamRun:
-    """A finished run of `stage`, whichever profile it is of; UpstreamError when there is none of that id."""
+def finished_run(stage: str | tuple[str, ...], run_id: str, runs_dir: Path) -> UpstreamRun:
+    """A finished run of `stage` (or of one of several), whichever profile it is of; UpstreamError when there is none
+    of that id."""
+    stages = (stage,) if isinstance(stage, str) else stage
     record = read_record(runs_dir / run_id)
-    if record is None or (record["stage"], record["state"]) != (stage, OK):
+    if record is None or record["stage"] not in stages or record["state"] != OK:
         found = "there is none" if record is None else f"it is a {record['stage']} run in state {record['state']!r}"
-        raise UpstreamError(f"{run_id!r} must be a finished {stage} run in {show_path(runs_dir)}: {found}")
-    return UpstreamRun(stage, run_id, runs_dir / run_id)
+        wanted = " or ".join(stages)
+        raise UpstreamError(f"{run_id!r} must be a finished {wanted} run in {show_path(runs_dir)}: {found}")
+    return UpstreamRun(record["stage"], run_id, runs_dir / run_id)
 
 
 def _newest_fitting(

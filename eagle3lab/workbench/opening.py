@@ -23,6 +23,7 @@ from .params import (
 )
 from .processes import driven_run_id
 from .records import begin_record
+from .replaced import settle
 from .root import from_root
 from .runs import Run
 from .stages import Stage, get_stage
@@ -53,6 +54,8 @@ def open_run(stage: str, namespace: MutableMapping[str, Any]) -> Run:
     _refuse_unknown(spec, params, injected, values["profile"])
     refuse_impossible(stage, values)
     runs_dir = from_root(values["runs_dir"])
+    if driven_run_id() is None:  # a runner did it before
+        settle(runs_dir)
     asked = dict(values)
     sources = choose_upstream(spec, values, values["profile"], runs_dir)
     upstream = upstream_runs(spec, sources, runs_dir)

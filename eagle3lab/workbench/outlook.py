@@ -17,7 +17,7 @@ CODECS = {"embedded": ("bf16", "fp8", "fp8+top16"), "sglang": ("bf16", "fp8")}  
 
 @dataclass(frozen=True)
 class StageTime:
-    """Hours of a stage, and in words what they were reckoned from."""
+    """Hours of a stage, or of a part of it, and in words what they were reckoned from."""
 
     stage: str
     hours: float
@@ -180,12 +180,33 @@ def _times(values: Values, facts: Assumptions, answers: int):
     )
     if facts.plain_tok_s:
         asked = serving["bench_prompts"] * serving["rounds"] * (1 + len(serving["num_steps"]))
-        words = f"{asked} answers of {serving['max_tokens']} tokens at {facts.plain_tok_s:g} tok/s; a grid comes on top"
+        words = f"{asked} answers of {serving['max_tokens']} tokens at {facts.plain_tok_s:g} tok/s"
         yield StageTime("serving", hours(asked * serving["max_tokens"], facts.plain_tok_s), words)
+    if facts.plain_tok_s and serving["grid_concurrency"]:
+        yield _grid_time(serving, facts.plain_tok_s, doctor["generate_tok_s"])
     if scaling["vary"] == "rows" and scaling["amounts"]:
         rows = int(sum(scaling["amounts"])) * len(scaling["train_seeds"])
         words = f"{rows:,} {length} in {len(scaling['amounts'])} subsets, {passes}, at {rate:g} tok/s"
         yield StageTime("scaling", hours(rows * facts.sample_tokens * epochs, rate), words)
+
+
+def _grid_time(serving: Mapping[str, Any], plain: float, together: float) -> StageTime:
+    """A cell answers all prompts in every round, and as many as run at a time to warm up, plainly and speculating."""
+    shapes = sum(1 if topk == 1 else len(set(serving["grid_draft_tokens"])) for topk in set(serving["grid_topk"]))
+    captured = serving["engine"] == "sglang" and serving["server_device"] == "cuda" and not serving["servers"]
+    graphs = len(set(serving["grid_cuda_graphs"])) if captured else 1
+    settings = len(set(serving["num_steps"])) * shapes * len(set(serving["grid_temperatures"])) * graphs
+    prompts, answers, time = serving["bench_prompts"], 0, 0.0
+    for streams in set(serving["grid_concurrency"]):
+        asked = 2 * settings * (serving["rounds"] * prompts + min(streams, prompts))
+        answers += asked
+        time += hours(asked * serving["max_tokens"], min(streams * plain, together))
+    words = (
+        f"a grid of {settings * len(set(serving['grid_concurrency']))} cells: {answers:,} answers of "
+        f"{serving['max_tokens']} tokens, at {plain:g} tok/s a stream and at most {together:g} together, speculating "
+        "or not, with CUDA graphs or without"
+    )
+    return StageTime("serving", time, words)
 
 
 def _draft_tokens(serving: Mapping[str, Any]) -> list[int]:

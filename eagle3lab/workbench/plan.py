@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from .artefacts import gone_files
 from .code_hash import changed_files, code_digest, stage_code
 from .lineage import Identity, Source, UpstreamRun, choose_upstream, identify, needed, unhashed, upstream_runs
-from .params import Resolved, resolve_parameters, run_parameter, share_overrides
+from .params import ParameterError, Resolved, resolve_parameters, run_parameter, share_overrides
 from .records import OK, RUNNING, all_records, newest, observed_state, read_record
+from .replaced import settle
 from .root import from_root
+from .set_places import missing_places, refuse_unknown_adapters
 from .stages import Stage, get_stage, select_stages
 
 
@@ -70,7 +72,31 @@ def plan(
     chain: dict[str, StagePlan] = {}
     for name in names:
         chain[name] = plan_stage(name, profile, shared[name], chain, force)
-    return list(chain.values())
+    rows = list(chain.values())
+    for row in rows:
+        refuse_large_amounts(rows, row.upstream)
+    return rows
+
+
+def not_there(rows: Sequence[StagePlan]) -> list[str]:
+    """A line for each file that a stage would read and that nobody makes: those of the data sets."""
+    return [line for row in rows if row.will_run for line in missing_places(row.resolved.values)]
+
+
+def refuse_large_amounts(rows: Sequence[StagePlan], upstream: Mapping[str, UpstreamRun]) -> None:
+    """ParameterError when a scaling study among `rows` asks for more than the extraction among `upstream` holds: what
+    the study would say itself, only after the full training."""
+    for row in rows:
+        asked = row.resolved.values
+        if row.stage.name != "scaling" or not row.will_run or "extraction" not in upstream:
+            continue
+        results = upstream["extraction"].results
+        most = {"rows": results.get("train_rows"), "tokens": results.get("tokens")}.get(asked.get("vary", ""))
+        if most is not None and max(asked["amounts"], default=0) > most:
+            raise ParameterError(
+                f"scaling: amounts = {asked['amounts']}: {upstream['extraction'].id} holds no more than {most:,} "
+                f"{asked['vary']}; name smaller amounts (the full training is one more point by itself)"
+            )
 
 
 def plan_stage(
@@ -82,11 +108,14 @@ def plan_stage(
 ) -> StagePlan:
     """The plan of one stage. `chain` holds the plans of the stages before it: their runs are its "latest".
 
-    Raises ParameterError, LayerError, NotebookError, UpstreamError.
+    Good runs that a killed `--force` left aside are put back first. Raises ParameterError, LayerError, NotebookError,
+    UpstreamError.
     """
     spec = get_stage(stage)
     resolved = resolve_parameters(stage, profile, overrides)
     runs_dir = from_root(resolved.values["runs_dir"])
+    refuse_unknown_adapters(spec, resolved.values)
+    settle(runs_dir)
     code = stage_code(stage)
     before = {name: row.source for name, row in (chain or {}).items()}
     sources = choose_upstream(spec, resolved.values, profile, runs_dir, before)
@@ -147,7 +176,7 @@ def _difference(row: StagePlan) -> str:
         reasons.append("upstream changed: " + ", ".join(changed_upstream))
     if row.waits_for:
         reasons.append(f"{row.waits_for} runs first")
-    return "; ".join(reasons) or "never run"
+    return "; ".join(reasons) or "the files of its sets changed"
 
 
 def _changes(record: Mapping[str, Any], row: StagePlan, names: set[str]) -> str:

@@ -47,6 +47,12 @@ def commands_text(rows: Sequence[StagePlan], overrides: Sequence[tuple[str, str]
     return "\n".join(lines)
 
 
+def not_there_text(missing: Iterable[str]) -> str:
+    """What must be there before a run starts anything."""
+    lines = ["", "Not there yet, and `run` starts nothing without it"]
+    return "\n".join(lines + [line for text in missing for line in _wrapped(text, "  ", "    ")])
+
+
 def outlook_text(outlook: Outlook, rows: Sequence[StagePlan]) -> str:
     """Counts, bytes and hours, each with what it was reckoned from."""
     values = {row.stage.name: row.resolved.values for row in rows}
@@ -90,7 +96,8 @@ def _sizes(outlook: Outlook) -> Iterator[str]:
 def _hours(outlook: Outlook, values) -> Iterator[str]:
     yield from ("", "Hours, estimated from stated throughputs")
     for time in outlook.times:
-        yield f"  {STAGES[time.stage].label:<16}{hours_text(time.hours):>9}  assuming {time.assuming}"
+        told = f"{STAGES[time.stage].label:<16}{hours_text(time.hours):>9}  assuming {time.assuming}"
+        yield from _wrapped(told, "  ", " " * 29)
     limit = values["doctor"]["limit_hours"]
     verdict = "above" if outlook.hours > limit else "within"
     yield f"  {'together':<16}{hours_text(outlook.hours):>9}  {verdict} limit_hours = {limit:g}"

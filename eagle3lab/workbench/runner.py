@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from .files import read_json
 from .guards import check_kernelspec
 from .notebooks import check_runnable
 from .opening import new_record
-from .params import share_overrides
-from .plan import StagePlan, plan, plan_stage
+from .params import ParameterError, share_overrides
+from .plan import StagePlan, not_there, plan, plan_stage, refuse_large_amounts
 from .processes import end_marked_processes, marked_processes, process_groups
 from .progress import duration
 from .records import (
@@ -32,6 +31,7 @@ from .records import (
     refuse_busy,
     write_record,
 )
+from .replaced import came_back, keep_the_good_one, set_aside
 from .root import show_path
 from .stages import select_stages
 from .standing import standing_warnings
@@ -43,7 +43,8 @@ _WATCH_GAP = 1.0  # seconds between two looks at progress and processes
 @dataclass(frozen=True)
 class StageResult:
     """How a stage ended in a chain: its run id, its record's state, and whether it was run or found
-    unchanged.
+    unchanged. came_back: it was forced and did not end ok, so the good run of before stands in its place again, and
+    `folder` is where this one lies.
     """
 
     stage: str
@@ -52,6 +53,7 @@ class StageResult:
     state: str
     ran: bool
     error: dict[str, Any] | None
+    came_back: bool = False
 
 
 def run_chain(
@@ -62,24 +64,31 @@ def run_chain(
     force: bool = False,
     limits: Limits | None = None,
     terminal: Terminal | None = None,
+    warn: bool = True,
 ) -> list[StageResult]:
     """Run stages in order (default: all), skipping unchanged ones, until one does not end ok.
 
     A stage cut off before is run again in the same folder, where it continues from its files; `force`
-    empties the folders first. `limits` hold for each stage. Everything that can be refused is refused
+    starts from empty folders, and keeps a good run aside until the new one ended ok. `limits` hold for each
+    stage. `warn`: say what must not be overlooked in the results. Everything that can be refused is refused
     before the first kernel starts: ParameterError, LayerError, NotebookError, KernelspecError,
-    UpstreamError, RunBusy.
+    UpstreamError, RunBusy; amounts of the scaling study that are more than the data, before the training.
     """
     names = stages or select_stages()
     terminal = terminal or Terminal()
-    for row in plan(profile, overrides, names, force):
+    planned = plan(profile, overrides, names, force)
+    for row in planned:
         check_runnable(row.stage.notebook_path)
+    if missing := not_there(planned):
+        raise ParameterError("; ".join(missing))
     check_kernelspec()
     shared = share_overrides(names, overrides or {})
     chain: dict[str, StagePlan] = {}
     results: list[StageResult] = []
     for number, name in enumerate(names, 1):
         row = plan_stage(name, profile, shared[name], chain, force)
+        if name == "training":
+            refuse_large_amounts(planned, row.upstream)
         label = f"[{number}/{len(names)}] {row.stage.label}"
         if row.will_run:
             result = _run(row, label, force, limits or Limits(), terminal)
@@ -90,7 +99,8 @@ def run_chain(
         results.append(result)
         if result.state != OK:
             break
-        _warn(row, terminal)
+        if warn:
+            _warn(row, terminal)
         chain[name] = replace(row, will_run=False)
     return results
 
@@ -100,8 +110,24 @@ def _run(row: StagePlan, label: str, force: bool, limits: Limits, terminal: Term
     refuse_busy(folder)
     if (old := read_record(folder)) and "mark" in old:
         end_marked_processes(old["mark"])  # what a runner that was itself killed left running
-    if force and folder.exists():
-        shutil.rmtree(folder)
+    if force:
+        set_aside(folder)
+    failed = None
+    try:
+        ended = _fill(row, label, limits, terminal)
+    finally:
+        if force:
+            failed = keep_the_good_one(folder)
+    place = failed or folder
+    _tell(label, place, ended, terminal)
+    if failed:
+        terminal.say(f"    {came_back(folder, failed)}")
+    return StageResult(row.stage.name, row.run_id, place, ended["state"], True, ended["error"], failed is not None)
+
+
+def _fill(row: StagePlan, label: str, limits: Limits, terminal: Terminal) -> dict[str, Any]:
+    """Run the stage in its folder; its ended record."""
+    folder = row.folder
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (MANIFEST, RESULTS, PROGRESS):
         (folder / stale).unlink(missing_ok=True)
@@ -121,8 +147,7 @@ def _run(row: StagePlan, label: str, force: bool, limits: Limits, terminal: Term
         watcher.stop()
     ended = end_record(read_record(folder) or record, state, error)
     write_record(folder, ended)
-    _tell(label, folder, ended, terminal)
-    return StageResult(row.stage.name, row.run_id, folder, state, True, error)
+    return ended
 
 
 def _tell(label: str, folder: Path, record: Mapping[str, Any], terminal: Terminal) -> None:

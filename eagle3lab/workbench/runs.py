@@ -64,8 +64,9 @@ class Run:
             raise KeyError(f"{self.stage} does not need {stage!r}; it needs {', '.join(self._upstream) or 'nothing'}")
         return self._upstream[stage]
 
-    def finished(self, stage: str, run_id: str) -> UpstreamRun:
-        """A finished run in the same folder of runs that is none of this run's upstream, named by a parameter."""
+    def finished(self, stage: str | tuple[str, ...], run_id: str) -> UpstreamRun:
+        """A finished run (of one of several stages) in the same folder of runs that is none of this run's upstream,
+        named by a parameter."""
         return finished_run(stage, run_id, self.folder.parent)
 
     def path(self, name: str) -> Path:

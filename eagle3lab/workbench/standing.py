@@ -12,6 +12,7 @@ LOW_COVERAGE = 0.95  # share of held-out answer tokens that the draft vocabulary
 MANY_CUT = 0.05  # share of answers that ended at their token limit
 SAME_DISTRIBUTION = 0.001  # chance below which two samples are taken for different ones
 NOTHING_ACCEPTED = 1.05  # accept length up to which a drafter might as well not be there
+_UNKNOWN = "not measurable"  # what an advice of 06 begins with where the speeds carry no break-even
 Results = Mapping[str, Any]
 
 
@@ -66,13 +67,20 @@ def _diagnostics(results: Results) -> Iterator[str]:
         yield f"the drafter has learnt nothing: accept length {simulated:.2f} even where it is simulated"
 
 
+def measurable(serving: Results) -> bool:
+    """Whether the speeds of 06's best setting carry a break-even."""
+    return not any(text.startswith(_UNKNOWN) for text in _advice(serving)[:1])  # the first is that of the best setting
+
+
+def _advice(serving: Results) -> list[str]:
+    advice = serving.get("advice")
+    return [text for text in advice if isinstance(text, str)] if isinstance(advice, list) else []
+
+
 def _serving(results: Results) -> Iterator[str]:
-    best, advice = results.get("best"), results.get("advice")
-    advised = [text for text in advice if isinstance(text, str)] if isinstance(advice, list) else []
-    unknown = [text for text in advised if text.startswith("not measurable")]
-    yield from unknown
-    measurable = not advised or advised[0] not in unknown  # the first is that of the best setting
-    if measurable and isinstance(best, Mapping) and _number(best.get("speedup")) and best["speedup"] <= 1:
+    best, advised = results.get("best"), _advice(results)
+    yield from (text for text in advised if text.startswith(_UNKNOWN))
+    if measurable(results) and isinstance(best, Mapping) and _number(best.get("speedup")) and best["speedup"] <= 1:
         text = f"slower than the baseline: x{best['speedup']:.2f} in the best setting"
         if all(_number(best.get(name)) for name in ("tok_s", "accept_length", "break_even")):
             setting = f"{best.get('setting', '?')}, {best['tok_s']:.1f} tok/s"

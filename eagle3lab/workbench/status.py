@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .artefacts import gone_files, read_manifest
+from .belonging import beside, foreign_drafter, newest_chain
 from .files import read_json
 from .processes import driven_run_id, own_identity
 from .progress import duration, progress_text
@@ -21,7 +22,6 @@ from .records import (
     RESULTS,
     RUNNING,
     all_records,
-    newest,
     now,
     observed_state,
     seconds_between,
@@ -41,11 +41,14 @@ _SHOWN_METRICS = 4
 class StatusReport:
     """Tables of the state of all profiles; each is a list of flat rows.
 
-    done: newest ok run of each stage; running: runs at work, with progress, time left and their last metrics;
-    stopped: the newest run of a stage where it did not end ok; next: the first stage without an ok run that is not
-    running, with its command; warnings: what the results of the done runs say that must not be overlooked;
-    key_files: artefacts of the done runs; numbers: their headline results, in the words of their notebook (the rest
-    is in each run's results.json). written: when, UTC, ISO 8601; writer: the status run that writes this report.
+    done: the newest training's chain, the ok runs that it was made from and that measured it; running: runs at work,
+    with progress, time left and their last metrics; stopped: the newest run of a stage where it did not end ok; next:
+    the stages without an ok run in the chain whose needs have one, or will have once what runs now ended, each with its
+    command; warnings: what the results of
+    the done runs say that must not be overlooked; key_files: artefacts of the done runs; numbers: their headline
+    results, in the words of their notebook (the rest is in each run's results.json); others: ok runs beside the chain
+    (of somebody's drafter, of another training) with what they belong to and their headline results.
+    written: when, UTC, ISO 8601; writer: the status run that writes this report.
     """
 
     written: str
@@ -57,6 +60,7 @@ class StatusReport:
     warnings: list[dict[str, Any]] = field(default_factory=list)
     key_files: list[dict[str, Any]] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
 
     def to_markdown(self) -> str:
         """The report as Markdown, one table a section."""
@@ -73,7 +77,7 @@ class StatusReport:
     def _sections(self) -> dict[str, list[dict[str, Any]]]:
         return {
             "Done": self.done, "Running": self.running, "Stopped": self.stopped, "Next": self.next,
-            "Warnings": self.warnings, "Numbers": self.numbers, "Key files": self.key_files,
+            "Warnings": self.warnings, "Numbers": self.numbers, "Others": self.others, "Key files": self.key_files,
         }  # fmt: skip
 
 
@@ -106,27 +110,52 @@ def _asks(record: Mapping[str, Any]) -> bool:
 
 
 def _add_profile(report: StatusReport, runs_dir: Path, records: list[dict[str, Any]], profile: str) -> None:
-    upcoming, at_work, results = None, [], {}
+    records = [record for record in records if record["profile"] == profile]
+    chain = newest_chain(records, runs_dir)
+    latest = {(record["stage"], foreign_drafter(record)): record for record in records}  # of two the newer stays
+    at_work = {name for (name, drafter), last in latest.items() if not drafter and observed_state(last) == RUNNING}
+    results = {}
     for stage in STAGES.values():
-        good = newest(records, stage.name, profile, OK)
-        last = newest(records, stage.name, profile)
-        state = None if last is None else observed_state(last)
-        key = {"profile": profile, "stage": stage.label}
-        if good:
-            results[stage.name] = _add_done(report, runs_dir, key, good)
-        elif upcoming is None and not stage.always and state != RUNNING:
-            upcoming = {**key, "command": f"python -m eagle3lab run {profile} --from {stage.name}"}
-        if state == RUNNING:
-            at_work.append(stage.label)
-            report.running.append({**key, **_running(runs_dir / last["run_id"], last, report.written)})
-        elif last is not None and state != OK:
-            error = last["error"] or {}
-            reason = ": ".join(str(error[part]) for part in ("name", "message") if error.get(part))
-            report.stopped.append({**key, "run": last["run_id"], "state": state, "reason": reason})
-    if upcoming:
-        report.next.append({**upcoming, "when": f"after {', '.join(at_work)}" if at_work else "now"})
+        if stage.name in chain:
+            key = {"profile": profile, "stage": stage.label}
+            results[stage.name] = _add_done(report, runs_dir, key, chain[stage.name])
+        for (name, _), last in latest.items():
+            if name == stage.name:
+                _add_unfinished(report, runs_dir, last)
+    report.next.extend(_upcoming(profile, chain.keys(), at_work))
     for stage_name, text in standing_warnings(results):
         report.warnings.append({"profile": profile, "stage": get_stage(stage_name).label, "warning": text})
+    for record, belongs_to in beside(records, chain, runs_dir):
+        key = {"profile": profile, "stage": get_stage(record["stage"]).label, "run": record["run_id"]}
+        path = runs_dir / record["run_id"] / RESULTS
+        for text in (read_json(path).get(HEADLINE) if path.exists() else None) or [""]:
+            report.others.append({**key, "belongs to": belongs_to, "result": text})
+
+
+def _upcoming(profile: str, done: Collection[str], at_work: Set[str]) -> Iterator[dict[str, str]]:
+    """The stages that can begin now, or as soon as those at work ended: what each needs tells. The first goes on to the
+    end of the chain, another that can begin beside it stands alone."""
+    first = True
+    for stage in STAGES.values():
+        missing = [name for name in stage.needs if name not in done]
+        if stage.always or stage.name in {*done, *at_work} or not at_work.issuperset(missing):
+            continue
+        command = f"python -m eagle3lab run {profile} {'--from' if first else '--only'} {stage.name}"
+        when = f"after {', '.join(get_stage(name).label for name in missing)}" if missing else "now"
+        yield {"profile": profile, "stage": stage.label, "command": command, "when": when}
+        first = False
+
+
+def _add_unfinished(report: StatusReport, runs_dir: Path, last: Mapping[str, Any]) -> None:
+    """Adds a run that is at work or did not end ok; nothing for others."""
+    state, drafter, label = observed_state(last), foreign_drafter(last), get_stage(last["stage"]).label
+    key = {"profile": last["profile"], "stage": f"{label}, drafter {drafter}" if drafter else label}
+    if state == RUNNING:
+        report.running.append({**key, **_running(runs_dir / last["run_id"], last, report.written)})
+    elif state != OK:
+        error = last["error"] or {}
+        reason = ": ".join(str(error[part]) for part in ("name", "message") if error.get(part))
+        report.stopped.append({**key, "run": last["run_id"], "state": state, "reason": reason})
 
 
 def _running(folder: Path, record: Mapping[str, Any], written: str) -> dict[str, str]:

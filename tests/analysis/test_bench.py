@@ -1,11 +1,15 @@
 """The benchmark on a fake engine with a fake clock: every number can be calculated by hand."""
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
 
 import pytest
 
 from eagle3lab.analysis import bench
-from eagle3lab.analysis.bench_row import break_even, cycle_ms
+from eagle3lab.analysis.bench_row import break_even, cycle_ms, make_row, percentiles
+from eagle3lab.engines.servers.errors import RequestRefused
+from tests.analysis.test_grid import rounded
 
 PLAIN_STEP = 0.010  # seconds
 
@@ -15,6 +19,7 @@ class Request:
     id: str
     max_tokens: int
     temperature: float = 0.0
+    input_ids: tuple[int, ...] = (1, 2)
 
 
 @dataclass
@@ -28,31 +33,45 @@ class Completion:
 class FakeEngine:
     """Writes 0, 1, 2 ... and accepts `accepts` drafts whenever the chain is long enough.
 
-    A plain step takes 10 ms (the first token is free: its prefill), a cycle 10 ms and 5 ms a draft. `slow`
-    stretches
-    the whole machine from some moment on. `wrong` puts another token at an index of the speculative answers.
+    A plain step takes 10 ms (the first token is free: its prefill), a cycle 10 ms and 5 ms a draft. `slow_after`
+    stretches the whole machine from some moment on, `slowness` those answers of a setting: {(num_steps, nth): factor}.
+    `wrong` puts another token at an index of the speculative answers. `refused`: (num_steps, id) that are refused;
+    `broken`: a setting whose server dies at its nth request, {num_steps: nth}; `off_after`: requests until Ctrl-C.
     """
 
-    def __init__(self, accepts=1, slow_after=float("inf"), wrong=None):
+    def __init__(self, accepts=1, slow_after=float("inf"), wrong=None, **more):
         self.now, self.accepts, self.slow_after, self.wrong, self.log = 0.0, accepts, slow_after, wrong, []
+        self.slowness, self.refused, self.broken = (more.get(name, {}) for name in ("slowness", "refused", "broken"))
+        self.off_after = more.get("off_after", float("inf"))
 
     def clock(self):
         return self.now
 
     def pass_time(self, seconds):
-        self.now += seconds * (2 if self.now >= self.slow_after else 1)
+        num_steps = self.log[-1][1]
+        nth = sum(steps == num_steps for _, steps in self.log) - 1
+        self.now += seconds * (2 if self.now >= self.slow_after else 1) * self.slowness.get((num_steps, nth), 1)
+
+    def begin(self, request, num_steps):
+        if len(self.log) >= self.off_after:
+            raise KeyboardInterrupt
+        self.log.append((request.id, num_steps))
+        if (num_steps, request.id) in self.refused:
+            raise RequestRefused("too long", row_id=request.id)
+        if sum(steps == num_steps for _, steps in self.log) > self.broken.get(num_steps, float("inf")):
+            raise RuntimeError("the server died:\n  out of memory")
 
     def generate(self, requests, batch_size, streamed):
         assert batch_size == 1 and streamed
         for request in requests:
-            self.log.append((request.id, 0))
+            self.begin(request, 0)
             self.pass_time(PLAIN_STEP * (request.max_tokens - 1))
-            yield Completion(request.id, list(range(request.max_tokens)))
+            yield Completion(request.id, list(range(request.max_tokens)), first_seconds=PLAIN_STEP)
 
     def speculate(self, draft, requests, num_steps):
         assert draft == "the draft"
         for request in requests:
-            self.log.append((request.id, num_steps))
+            self.begin(request, num_steps)
             output, accepted = [0], []
             while len(output) < request.max_tokens:
                 count = min(self.accepts, num_steps, request.max_tokens - len(output) - 1)
@@ -61,7 +80,7 @@ class FakeEngine:
                 self.pass_time(PLAIN_STEP + 0.005 * num_steps)
             if self.wrong is not None:
                 output[self.wrong] = -1
-            yield Completion(request.id, output, accepted)
+            yield Completion(request.id, output, accepted, first_seconds=2 * PLAIN_STEP)
 
 
 def run(engine, lengths=(101, 41), num_steps=(1, 3), rounds=3, **more):
@@ -99,6 +118,35 @@ def test_rows_by_hand():
     assert three.break_even == pytest.approx(2.5)
     assert three.speedup == pytest.approx(0.8)
     assert (three.prompts, three.rounds, three.tokens, three.differing) == (2, 3, 3 * 142, 0)
+    assert (baseline.errors, one.errors, three.errors) == (0, 0, 0)
+    # of the six answers, three took 1 s and three 0.4: the middle, and 95 and 99 % of the way to the longest
+    assert baseline.request_s == pytest.approx((0.7, 1.0, 1.0))
+    assert one.request_s == pytest.approx((0.525, 0.75, 0.75))
+    assert baseline.first_s == pytest.approx((0.01,) * 3) and one.first_s == pytest.approx((0.02,) * 3)
+    assert one.request_tok_s == pytest.approx((101 / 0.75 + 41 / 0.3) / 2)
+
+
+def test_percentiles_by_hand():
+    # between the ranks 0..99 of a hundred values: 49.5, 94.05 and 98.01
+    assert percentiles(range(1, 101)) == pytest.approx((50.5, 95.05, 99.01))
+    assert percentiles([]) is None and percentiles([0.1, None]) is None
+
+
+def test_a_speed_is_the_median_of_its_rounds():
+    row = make_row(3, [40.0, 10.0, 20.0], [10.0, 30.0, 20.0], 2.0, prompts=1, tokens=9, differing=0)
+    assert (row.tok_s, row.tok_s_low, row.tok_s_high) == (20.0, 10.0, 40.0)
+    assert (row.speedup, row.break_even) == (1.0, 2.0)  # 20 against 20; in the rounds x4, x1/3, x1
+    assert (row.speedup_low, row.speedup_high) == (pytest.approx(1 / 3), 4.0)
+
+
+def test_unequal_rounds_give_their_median():
+    """One prompt, three rounds: 1, 4 and 2 times as slow, after the warm-up."""
+    slow = {(3, nth): factor for nth, factor in enumerate((1, 1, 4, 2))}
+    baseline, three = run(FakeEngine(slowness=slow), lengths=(41,), num_steps=(3,)).rows
+    whole = 20 * 0.025  # 40 tokens in 20 cycles
+    assert three.tok_s == pytest.approx(41 / (2 * whole)) and three.request_tok_s == pytest.approx(41 / (2 * whole))
+    assert (three.tok_s_low, three.tok_s_high) == pytest.approx((41 / (4 * whole), 41 / whole))
+    assert three.speedup == pytest.approx(0.4 / (2 * whole)) and baseline.tok_s == pytest.approx(41 / 0.4)
 
 
 def test_speedup_is_accept_length_over_break_even():
@@ -170,3 +218,81 @@ def test_impossible_benchmarks_are_refused():
         run(engine, num_steps=(2, 2))
     with pytest.raises(ValueError, match="request hot is sampled"):
         bench.run_bench(engine, "the draft", [Request("hot", 5, temperature=0.7)], [1], clock=engine.clock)
+
+
+def test_a_refused_request_is_counted_and_compared_with_nothing():
+    result = run(FakeEngine(refused=[(3, "p1")]))
+    baseline, one, three = result.rows
+    assert (baseline.errors, one.errors, three.errors) == (0, 0, 3)
+    assert (three.prompts, three.tokens, three.accept_length) == (1, 3 * 101, 2.0)
+    assert three.speedup == pytest.approx(1.0 / 1.25)  # over p0 alone on both sides
+    assert one.speedup == pytest.approx(1.40 / 1.05)
+    without = run(FakeEngine(refused=[(0, "p1")]))
+    assert [row.errors for row in without.rows] == [3, 0, 0] and [row.prompts for row in without.rows] == [1, 1, 1]
+    assert without.answers == {"p0": list(range(101)), "p1": None}
+
+
+def test_counts_that_are_not_their_answers_are_an_error():
+    class Lying(FakeEngine):
+        def speculate(self, draft, requests, num_steps):
+            for done in super().speculate(draft, requests, num_steps):
+                yield dataclasses.replace(done, accepted=[0]) if done.id == "p1" and num_steps == 3 else done
+
+    rows = run(Lying()).rows
+    assert [row.errors for row in rows] == [0, 0, 3] and rows[2].prompts == 1
+
+
+@pytest.mark.parametrize("nth", [0, 4])  # it does not start; it dies in the second round
+def test_a_setting_that_cannot_run_is_a_row_with_its_reason(nth):
+    result = run(FakeEngine(broken={3: nth}))
+    assert [row.setting for row in result.rows] == ["baseline", "chain 1"]
+    assert [(str(one.cell), one.reason) for one in result.settings] == [
+        ("chain 1 at one stream", ""),
+        ("chain 3 at one stream", "RuntimeError: the server died: out of memory"),
+    ]
+    assert result.settings[0].row is result.rows[1] and result.settings[1].row is None
+    assert result.settings[0].histogram == (0, 3 * 70) and result.settings[0].positions.joint == (1.0,)
+    assert {run.num_steps for run in result.runs} == {0, 1} and result.rows[1].rounds == 3
+
+
+def test_without_a_baseline_or_any_setting_there_is_no_benchmark():
+    with pytest.raises(RuntimeError, match="the server died"):
+        run(FakeEngine(broken={0: 2}))
+    with pytest.raises(ValueError, match="no setting could be measured: chain 1.*RuntimeError.*chain 3.*died"):
+        run(FakeEngine(broken={1: 0, 3: 0}))
+    with pytest.raises(ValueError, match="no answer to compare.*RequestRefused: too long"):
+        run(FakeEngine(refused=[(0, "p0"), (0, "p1")]))
+
+
+def test_a_benchmark_that_was_cut_off_goes_on_with_the_next_prompt(tmp_path):
+    whole, path, seen = run(FakeEngine(), rounds=2), tmp_path / "bench.jsonl", []
+    cut = FakeEngine(off_after=3 + 3 + 2)  # warm-up, p0, and two settings of p1
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, rounds=2, path=path, setting="fake")
+    again = FakeEngine()
+    kept = {"path": path, "setting": "fake", "rounds": 2}
+    result = run(again, on_progress=lambda done, total: seen.append((done, total)), **kept)
+    assert again.log == [("p0", 0), ("p0", 1), ("p0", 3), *[("p1", 1), ("p1", 3), ("p1", 0)],
+                         ("p0", 1), ("p0", 3), ("p0", 0), ("p1", 3), ("p1", 0), ("p1", 1)]  # fmt: skip
+    assert seen == [(i, 12) for i in range(4, 13)]
+    assert rounded(result.rows) == rounded(whole.rows)  # the clock runs on
+    assert result.answers == whole.answers and result.cycles(3) == whole.cycles(3)
+    nothing = FakeEngine()
+    assert run(nothing, **kept) == result and nothing.log == []
+    with pytest.raises(ValueError, match="other rounds, num_steps"):
+        run(nothing, rounds=1, num_steps=(1,), path=path, setting="fake")
+
+
+def test_a_setting_that_failed_before_the_cut_is_not_tried_again(tmp_path):
+    path = tmp_path / "bench.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(FakeEngine(broken={3: 1}, off_after=9), path=path)
+    whole = FakeEngine()
+    result = run(whole, path=path)
+    assert 3 not in {steps for _, steps in whole.log} and [row.setting for row in result.rows] == [
+        "baseline",
+        "chain 1",
+    ]
+    assert result.settings[1].reason == "RuntimeError: the server died: out of memory"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line for line in lines if "reason" in line] == [{"num_steps": 3, "reason": result.settings[1].reason}]

@@ -8,6 +8,7 @@ import pytest
 from eagle3lab.analysis import breakeven, serving_plots
 from eagle3lab.analysis.bench_row import NOISY_ROUNDS, BenchRow, Condition, break_even, cycle_ms, not_measurable
 from eagle3lab.analysis.breakeven import CannotFit, advise, fit_cycle_cost
+from eagle3lab.analysis.doctor.serving import check_break_even
 
 
 def row(tok_s, accept_length=None, num_steps=0, tokens=0, base=90.0, concurrency=1, topk=1, low=None):
@@ -76,10 +77,21 @@ def test_the_case():
 def test_what_the_case_would_gain_from_a_better_drafter():
     cost = fit_cycle_cost(CASE)
     assert cost.speedup(2.5, 4) == pytest.approx(2.5 * 82.3 / 2.1 / 90)  # as many cycles a second, more from each
-    table = breakeven.what_if(cost, [1.0, 2.30, 4.0, 6.0], [4, 15])
+    table = breakeven.what_if(cost, [1.0, 2.30, 4.0, 6.0], [(4, 5), (15, 16)])
     assert table[0, 1] == pytest.approx(1.0, abs=0.002)
     assert np.isnan(table[0, 3]) and not np.isnan(table[1, 3])  # four drafts commit at most five tokens
-    assert np.isnan(breakeven.what_if(cost, [0.9], [4])).all()
+    assert np.isnan(breakeven.what_if(cost, [0.9], [(4, 5)])).all()
+    with pytest.raises(CannotFit, match="only chains were measured"):
+        breakeven.what_if(cost, [2.0], [(4, 16)])
+
+
+def test_what_if_is_a_function_of_the_draft_tokens_too():
+    """20 ms, 1 a step and 0.5 a verified token: 25 ms with 4 tokens, 31 with 16; a plain step takes 10."""
+    cost = fit_cycle_cost(made([(1, 2), (3, 4), (3, 8), (5, 6), (5, 16), (2, 10)]))
+    table = breakeven.what_if(cost, [2.0, 3.5, 4.5], [(3, 4), (3, 16)])
+    assert table[:, 0] == pytest.approx([2.0 / 2.5, 2.0 / 3.1])
+    assert table[:, 1] == pytest.approx([3.5 / 2.5, 3.5 / 3.1])
+    assert np.isnan(table[:, 2]).all()  # a tree is no deeper than its steps
 
 
 def test_known_costs_are_found_again():
@@ -122,6 +134,20 @@ def test_each_condition_is_fitted_by_itself(other):
     cost = fit_cycle_cost([*CASE, *more], Condition(**other))
     assert cost.cycle_ms(4) == pytest.approx(3 * fit_cycle_cost([*CASE, *more]).cycle_ms(4))
     assert breakeven.conditions([*more, *CASE]) == [Condition(), Condition(**other)]
+
+
+def test_the_first_advice_is_of_the_benchmark_itself():
+    """One stream, greedy, CUDA graphs on; the grid measured the same without them, where speculation pays more."""
+    own = [dataclasses.replace(r, cuda_graphs=True) for r in CASE]
+    off = [dataclasses.replace(r, cuda_graphs=False, speedup=2 * r.speedup) for r in CASE]
+    warm = [dataclasses.replace(r, cuda_graphs=True, temperature=0.7) for r in CASE]
+    advice = advise([*own, *off, *warm])
+    assert [each.condition for each in advice] == [
+        Condition(1, 0.0, True),
+        Condition(1, 0.0, False),
+        Condition(1, 0.7, True),
+    ]
+    assert advice[0].best is own[1]
 
 
 def test_advice_says_in_which_condition():
@@ -171,7 +197,8 @@ def test_rounds_of_a_busy_machine_are_no_advice():
     with pytest.raises(CannotFit, match="not measurable at one stream: baseline rounds 5.1 to 16.3"):
         fit_cycle_cost([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)])
     figure = serving_plots.break_even_chart([BUSY, won], "the case")
-    assert any("Not measurable: baseline rounds 5.1 to 16.3" in text.get_text() for text in figure.texts)
+    assert any("not measurable: baseline rounds 5.1 to 16.3" in text.get_text() for text in figure.texts)
+    assert not figure.axes[0].texts and "break-even" not in str(figure.axes[0].get_legend_handles_labels())
     quiet = [row(90.0, concurrency=8), row(80.0, 2.1, 3, 4, concurrency=8)]
     assert [a.measurable for a in advise([BUSY, won, *quiet])] == [False, True]  # each condition has its own baseline
 
@@ -202,3 +229,31 @@ def test_the_what_if_figure_draws_the_fit_and_the_measured_rows():
     assert styles == ["-", "-", "-", "--"]
     points = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata())]
     assert [(p.get_xdata()[0], p.get_ydata()[0]) for p in points] == [(2.1, 82.3 / 90), (2.1, 56.7 / 90)]
+
+
+def test_the_what_if_figure_has_a_line_for_every_tree_that_was_measured():
+    rows = made([(1, 2), (3, 4), (5, 6)]) + [row(2000 / 31.0, 2.0, 3, 16, 100.0, topk=4)]
+    rows[-1] = dataclasses.replace(rows[-1], setting="tree 3 x 4, 16 tokens")
+    figure = serving_plots.what_if_chart(fit_cycle_cost(rows), rows, [1, 3], "the case")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert [name for name in lines if "pays" in name] == [
+        "num_steps 1: pays above 2.20", "num_steps 3: pays above 2.50", "tree 3 x 4, 16 tokens: pays above 3.10",
+    ]  # fmt: skip
+    tree = lines["tree 3 x 4, 16 tokens: pays above 3.10"]
+    assert (tree.get_xdata()[-1], tree.get_ydata()[-1]) == pytest.approx((4, 4 / 3.1))
+    alone = serving_plots.what_if_chart(fit_cycle_cost(CASE), CASE, [4], "the case")
+    said = [" ".join(text.get_text() for text in one.texts) for one in (figure, alone)]
+    assert ["Only chains were measured" in words for words in said] == [False, True]
+
+
+def test_the_doctor_judges_no_break_even_of_a_busy_machine():
+    won = row(17.0, 1.37, 1, 2, base=10.7, low=1.26)
+    busy = [dataclasses.asdict(one) for one in (BUSY, won)]
+    found = check_break_even(busy)
+    assert found.verdict == "not checked" and "not measurable at one stream: baseline rounds 5.1 to 16.3" in found.found
+    assert "--only serving --force" in found.command
+    lost = [dataclasses.asdict(row(90.0, concurrency=8)), dataclasses.asdict(row(80.0, 2.1, 3, 4, concurrency=8))]
+    found = check_break_even([*busy, *lost])
+    assert found.verdict == "warning" and found.found.startswith("chain 3: 2.10 of 2.36 needed; not measurable at one")
+    won = [dataclasses.asdict(one) for one in (row(90.0), row(120.0, 2.5, 2, 3))]
+    assert (check_break_even(won).verdict, check_break_even(won).found) == ("ok", "1 settings above break-even")

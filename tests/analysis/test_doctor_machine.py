@@ -1,19 +1,24 @@
 """Every check of the machine: the good case passes, the planted fault is found."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from eagle3lab.analysis import doctor
 from eagle3lab.analysis.doctor import machine
 from eagle3lab.analysis.doctor.machine import Process
+from eagle3lab.workbench.params import all_parameter_names
+from eagle3lab.workbench.stages import STAGES
 
 GIB = 2**30
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 LOCK = """\
 # frozen
 --extra-index-url somewhere
@@ -63,7 +68,10 @@ def test_version_faults(lock):
     assert rows["torch"].verdict == "fault" and rows["torch"].found == "not installed"
     assert rows["transformers"].verdict == "warning"
     assert (rows["transformers"].found, rows["transformers"].expected) == ("5.18.0", "5.19.0")
-    assert "requirements.lock" in rows["transformers"].remedy
+    for row in rows.values():
+        assert (
+            "requirements.lock" in row.remedy and row.command == f"{sys.executable} -m pip install -r requirements.lock"
+        )
 
 
 def test_versions_without_a_lock_or_a_pin(tmp_path, lock):
@@ -84,13 +92,12 @@ def test_python(tmp_path):
     assert doctor.check_python(tmp_path / "absent.toml").verdict == "not checked"
 
 
-@pytest.mark.parametrize("check", [doctor.check_memory, doctor.check_disk])
-def test_memory_and_disk(check):
-    assert check(100 * GIB, 80 * GIB).verdict == "ok"
-    tight = check(100 * GIB, 90 * GIB)
+def test_disk():
+    assert doctor.check_disk(100 * GIB, 80 * GIB).verdict == "ok"
+    tight = doctor.check_disk(100 * GIB, 90 * GIB)
     assert tight.verdict == "warning"
     assert (tight.found, tight.expected) == ("100.0 GiB free", "90.0 GiB needed")
-    assert check(100 * GIB, 101 * GIB).verdict == "fault"
+    assert doctor.check_disk(100 * GIB, 101 * GIB).verdict == "fault"
 
 
 def test_the_case_does_not_fit_on_a_2_tib_disk():
@@ -111,15 +118,6 @@ def test_cores_and_hours():
 def test_measured_resources_are_plausible(tmp_path):
     assert 1 <= doctor.usable_cores() <= os.cpu_count()
     assert doctor.free_disk(tmp_path / "not" / "there") > 0
-    assert doctor.available_memory() > 0
-
-
-def test_memory_limit_of_a_container(tmp_path):
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.max").write_text("1000000\n")
-    assert doctor.available_memory(tmp_path) == 300_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.available_memory(tmp_path) > 1_000_000
 
 
 def test_kernelspec():
@@ -127,7 +125,7 @@ def test_kernelspec():
     assert doctor.check_kernelspec([sys.executable, *arguments]).verdict == "ok"
     assert doctor.check_kernelspec(["python", *arguments]).verdict == "ok"  # jupyter_client puts its own in
     row = doctor.check_kernelspec(["/other/env/bin/python3", *arguments])
-    assert row.verdict == "fault" and sys.executable in row.remedy
+    assert row.verdict == "fault" and row.command.startswith(f"{sys.executable} -m ipykernel install ")
     assert doctor.check_kernelspec([]).verdict == "fault"
 
 
@@ -137,7 +135,7 @@ ENDED_S = 1772366400.0
 
 def record(**changes):
     ended = {"run_id": "demo-serving-1", "state": "ok", "pid": 10, "process_groups": [20], "ended": ENDED}
-    return {**ended, **changes}
+    return {**ended, "profile": "demo", "stage": "serving", **changes}
 
 
 def test_no_leftovers():
@@ -150,7 +148,7 @@ def test_no_leftovers():
 def test_a_server_left_behind():
     (row,) = doctor.check_leftovers([record()], [Process(21, 20, ENDED_S - 5, "server")])
     assert row.verdict == "warning"
-    assert "demo-serving-1" in row.check and "server (21)" in row.found and "kill -- -20" in row.remedy
+    assert "demo-serving-1" in row.check and "server (21)" in row.found and row.command == "kill -- -20"
 
 
 def test_a_group_number_used_again_is_nobodys_leftover():
@@ -168,6 +166,7 @@ def test_a_run_that_says_running_but_is_gone():
     rows = doctor.check_leftovers([record(state="running", ended=None)], [Process(21, 20, ENDED_S, "server")])
     assert [row.verdict for row in rows] == ["warning", "warning"]
     assert "process gone" in rows[0].found and "server (21)" in rows[1].found
+    assert [row.command for row in rows] == ["python -m eagle3lab run demo --only serving", "kill -- -20"]
 
 
 def test_a_real_process_left_behind_is_found():
@@ -181,6 +180,53 @@ def test_a_real_process_left_behind_is_found():
         child.wait()
     time.sleep(0.05)
     assert doctor.check_leftovers(records, doctor.processes())[0].verdict == "ok"
+
+
+def planted_rows(tmp_path, lock):
+    """Every check of the machine with what it finds when something is wrong; tests above plant each by itself."""
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text('[project]\nrequires-python = ">=3.11"\n')
+    gone = record(state="running", ended=None)
+    return [
+        doctor.check_python(pyproject, "3.10.1"),
+        *versions(lock, transformers="5.18.0").values(),
+        doctor.check_cores(1, 2),
+        doctor.check_disk(100 * GIB, 90 * GIB),
+        doctor.check_disk(100 * GIB, 101 * GIB),
+        doctor.check_hours(0.24, 0.25),
+        doctor.check_hours(55, 24),
+        doctor.check_kernelspec([]),
+        *doctor.check_leftovers([gone], [Process(21, 20, ENDED_S - 5, "server")]),
+        *doctor.check_contexts(8192, 8000, 512),
+    ]
+
+
+def test_every_fault_of_the_machine_has_a_command_of_its_own(tmp_path, lock):
+    rows = planted_rows(tmp_path, lock)
+    assert {row.verdict for row in rows} == {"warning", "fault"} and len({row.check for row in rows}) == 9
+    assert not [row.check for row in rows if not row.command or row.command in row.remedy]
+
+
+def test_what_could_not_be_checked_of_the_machine_has_one_too(tmp_path, lock):
+    rows = [
+        doctor.check_python(tmp_path / "pyproject.toml"),
+        *doctor.check_versions(tmp_path / "absent.lock"),
+        *doctor.check_versions(lock, ["papermill"], lambda name: "2.7.0"),
+    ]
+    assert [(row.verdict, bool(row.command)) for row in rows] == [("not checked", True)] * 3
+
+
+def test_commands_of_the_machine_name_what_there_is(tmp_path, lock):
+    for row in planted_rows(tmp_path, lock):
+        words = shlex.split(row.command)
+        if words[:3] == ["python", "-m", "eagle3lab"]:
+            assert words[3] in ("run", "params")
+            assert {words[at + 1] for at, word in enumerate(words) if word == "-p"} <= all_parameter_names()
+            assert {words[at + 1] for at, word in enumerate(words) if word in ("--only", "--from")} <= set(STAGES)
+        elif words[0] == "make":
+            assert f"\n{words[1]}:" in MAKEFILE.read_text(encoding="utf-8")
+        else:
+            assert words[0] in (sys.executable, "du", "kill")
 
 
 def test_rows_need_a_known_verdict_and_a_remedy():

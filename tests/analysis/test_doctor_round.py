@@ -15,8 +15,9 @@ import torch
 
 from eagle3lab.analysis import doctor
 from eagle3lab.analysis.doctor import CATALOGUE, command, run_doctor
+from eagle3lab.analysis.doctor.catalogue import PARITY
 from eagle3lab.analysis.doctor.command import parser as command_parser
-from eagle3lab.analysis.doctor.commands import COMMANDS
+from eagle3lab.analysis.doctor.commands import COMMANDS, UNCHECKED, UNKNOWN
 from eagle3lab.analysis.doctor.examine import AREAS
 from eagle3lab.analysis.parity import Cause, Parity
 from eagle3lab.analysis.suspects import REMEDIES
@@ -60,11 +61,6 @@ concurrency so high that verification is compute-bound
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     return build_world(tmp_path_factory.mktemp("world") / "good", _make_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def engine(good):
-    return good.engine()
 
 
 @pytest.fixture
@@ -159,13 +155,12 @@ def map_that_disagrees(w):
 
 
 def quantised(w):
-    """An engine of the target with its weights rounded to a few steps."""
+    """The target's weights rounded to a few steps, after the features were made."""
     from safetensors.torch import load_file, save_file
 
     path = w.target / "model.safetensors"
     rounded = {name: (t * 4).round() / 4 if t.dim() == 2 else t for name, t in load_file(path).items()}
     save_file(rounded, path, metadata={"format": "pt"})
-    return w.engine()
 
 
 def too_large_map(w):
@@ -345,7 +340,7 @@ PLANTS = {
     "features padding": [features(padded_left), features(padded_right)],
     "answers as the target writes": [features(other_text)],
     "features recaptured": [
-        features(late), features(lambda a, b, ids: (a.flip(1), b, ids)), lambda w: {"engine": quantised(w)},
+        features(late), features(lambda a, b, ids: (a.flip(1), b, ids)), quantised,
     ],
     "vocabulary map": [lambda w: w.vocab_map.write_bytes(b"no safetensors"), map_that_disagrees],
     "vocabulary map fresh": [other_map],
@@ -422,21 +417,21 @@ def verdicts(rows):
 
 
 @pytest.fixture(scope="module")
-def passed(good, engine):
-    return run_doctor(good.subject(engine=engine))
+def passed(good):
+    return run_doctor(good.subject(recapture=True))
 
 
 def test_every_check_passes_on_the_good_world(passed):
     assert [(row.check, row.found) for row in passed if row.verdict != "ok"] == []
     assert set(verdicts(passed)) == set(PLANTS) - ONLY_WHEN_BROKEN
     assert doctor.exit_code(passed) == 0
-    assert len(passed) >= 50
 
 
 @pytest.mark.parametrize(("name", "number"), CASES, ids=[f"{name} {number}" for name, number in CASES])
-def test_the_planted_fault_is_seen(world, engine, name, number):
+def test_the_planted_fault_is_seen(world, name, number):
     changes = PLANTS[name][number](world)
-    rows = run_doctor(world.subject(**{"engine": engine} | (changes if isinstance(changes, dict) else {})))
+    given = changes if isinstance(changes, dict) else {}
+    rows = run_doctor(world.subject(**{"recapture": name == "features recaptured"} | given))
     found = verdicts(rows)
     assert found.get(name) in ("warning", "fault"), [str(row) for row in rows if row.check == name]
     assert all(row.remedy and row.command for row in rows if row.verdict != "ok")
@@ -446,8 +441,8 @@ def test_every_check_has_a_planted_fault(passed):
     counts = Counter(name for name, _ in CASES)
     unplanted = set(verdicts(passed)) - set(counts)
     assert unplanted == {"template as served"}  # planted in the next test
-    assert len(CASES) >= 85
-    print(f"{len(passed)} checks pass on the good world; {len(CASES)} faults planted in {len(counts)} checks")
+    # checks that pass on the good world, checks with a plant, plants; rows of the machine: test_doctor_machine.py
+    assert len(passed) >= 55 and len({*counts, *unplanted}) >= 60 and len(CASES) + len(unplanted) >= 102
 
 
 def test_a_tokenizer_that_adds_specials_of_its_own_is_seen(tokenizer):
@@ -474,9 +469,10 @@ def test_a_tokenizer_that_adds_specials_of_its_own_is_seen(tokenizer):
 
 def test_every_command_names_what_there_is(passed):
     assert {row.check for row in passed} | set(PLANTS) | set(AREAS) <= set(COMMANDS)
+    assert set(AREAS) <= set(UNCHECKED)
     sglang = set(re.findall(r"--[a-z-]+", " ".join(launch_arguments(World(Path("w")).spec(), "0.5.23", 1))))
-    for text in COMMANDS.values():
-        words = shlex.split(text.format(target="T", draft="D", server="http://s", layers=[1, 2, 3]))
+    for text in [*COMMANDS.values(), *UNCHECKED.values()]:
+        words = shlex.split(text.format(**UNKNOWN | {"server": "http://s", "layers": [1, 2, 3]}))
         options = {word for word in words if word.startswith("--")}
         if words[:4] == ["python", "-m", "eagle3lab", "run"]:
             named = {words[at + 1] for at, word in enumerate(words) if word == "-p"}
@@ -485,6 +481,11 @@ def test_every_command_names_what_there_is(passed):
             assert options <= {"--only", "--from", "--force"}
         elif words[:4] == ["python", "-m", "eagle3lab", "doctor"]:
             assert options <= set(command_parser()._option_string_actions), text
+        elif words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
+            assert words[3:6] == ["--model", "TARGET", "--speculative-config"]
+            assert json.loads(words[6])["model"] == "DRAFT"
+        elif words[:2] == ["python", "-c"]:
+            assert words[2].endswith("print(doctor.check_finite('TARGET', 2**60))")
         elif words[0] == "python":
             assert words[2] == "sglang.launch_server" and options <= sglang | {"--tokenizer-path"}, text
         else:
@@ -505,11 +506,86 @@ def test_commands_name_what_was_given(world):
     assert by_check["launch flag"].command.endswith(expected)
 
 
+def commands(rows, beginning=""):
+    """check -> command of the rows that are not ok, and whose check begins so."""
+    return {row.check: row.command for row in rows if row.verdict != "ok" and row.check.startswith(beginning)}
+
+
+def test_what_was_not_checked_is_asked_for_and_nothing_is_made_anew(good):
+    s = good.subject(vocab_map=None, target=None, spec=None, server=None, benchmark=None, parity=None)
+    rows = [row for row in run_doctor(s) if row.verdict != "ok"]
+    assert {row.verdict for row in rows} == {"not checked"} and len(rows) >= 15
+    found = commands(rows)
+    draft = f"python -m eagle3lab doctor --target TARGET --draft {good.draft}"
+    assert found["draft vocabulary as extracted"] == f"{draft} --vocab-map runs/ID/vocab_map.safetensors"
+    assert found["draft head rows"] == found["draft for its target"] == draft
+    assert found["answers' ends"] == f"python -m eagle3lab doctor --target TARGET --corpus {good.corpus}"
+    assert found["server"] == f"{draft} --server URL" and found["spec"] == f"{draft} --launch"
+    assert found["features recaptured"].endswith(f"--features {good.features} --recapture")
+    assert found["parity"] == "python -m eagle3lab run PROFILE --only diagnostics"
+    assert all(found.values()) and not [text for text in found.values() if "--force" in text or "--from" in text]
+    (parity,) = [row for row in rows if row.check == "parity"]
+    assert "05_diagnostics" in parity.remedy
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_an_area_that_was_not_given_has_no_command_that_makes_it_anew(good, area):
+    (row,) = [row for row in run_doctor(good.subject(**{area: None})) if row.check == area]
+    assert row.verdict == "not checked" and row.command and "--force" not in row.command
+
+
+def test_a_target_with_code_of_its_own_is_looked_at_with_it_again(good):
+    rows = run_doctor(doctor.Subject(good.target, features=good.features, trust_remote_code=True))
+    found = commands(rows)["features recaptured"]
+    assert found.endswith(f"--features {good.features} --recapture --trust-remote-code")
+
+
+DRAFT_PLANTS = [(name, number) for name, number in CASES if name.startswith("draft") and name != "draft vocabulary"]
+
+
+@pytest.mark.parametrize(("name", "number"), DRAFT_PLANTS, ids=[f"{name} {number}" for name, number in DRAFT_PLANTS])
+def test_a_drafter_of_others_is_never_trained_again(world, name, number):
+    changes = PLANTS[name][number](world)
+    (world.draft / "training.json").unlink()
+    rows = run_doctor(world.subject(**changes if isinstance(changes, dict) else {}))
+    found = commands([row for row in rows if row.check != "draft vocabulary"], "draft")
+    again = f"python -m eagle3lab doctor --target {world.target} --draft {world.draft}"
+    assert found and not [text for text in found.values() if "--force" in text or "--from" in text]
+    if name == "draft d2t":
+        assert found["draft d2t"] == again
+    assert all(text.startswith((again, "python -m vllm")) for check, text in found.items() if check != "draft RoPE")
+
+
+@pytest.mark.parametrize("architecture", ["Eagle3DeepseekV2ForCausalLM", "Eagle3NewForCausalLM"])
+def test_tensors_of_a_network_that_is_not_known_are_not_called_right(world, architecture):
+    world.edit_json("draft/config.json", architectures=[architecture])
+    world.edit_tensors(renamed)
+    rows = run_doctor(world.subject())
+    for name in ("draft tensors", "draft in vLLM"):
+        own = [row for row in rows if row.check == name]
+        assert "not checked" in {row.verdict for row in own} and "ok" not in {row.verdict for row in own}
+        assert any(f"tensors of {architecture}, whose names are not known here" in row.found for row in own)
+    assert "tensors" not in doctor.causes_excluded(rows)
+
+
+def test_states_that_cannot_be_captured_again_are_not_called_wrong(world):
+    world.edit_json("target/config.json", hidden_size=48)
+    (row,) = [row for row in run_doctor(world.subject(recapture=True)) if row.check == "features recaptured"]
+    assert row.verdict == "not checked" and row.command.endswith("--recapture")
+
+
 # ---- the catalogue -----------------------------------------------------------------------------------------
 
 
 def test_the_catalogue_is_the_fields():
     assert [entry.failure for entry in CATALOGUE] == FIELD.strip().splitlines()
+
+
+def test_the_template_is_looked_for_where_it_can_be_seen():
+    """05 sends token ids, so what it compares is the same under any template of the server."""
+    (entry,) = [entry for entry in CATALOGUE if entry.cause == "template"]
+    assert "server template" in entry.checks and PARITY not in entry.checks
+    assert "doctor --server" in entry.note and "05_diagnostics sends token ids" in entry.note
 
 
 def test_every_failure_has_a_check_that_ran_and_was_planted(passed):
@@ -544,6 +620,7 @@ def test_an_artefact_alone_is_looked_at_without_the_others(good, area):
     rows = run_doctor(doctor.Subject(**{area: getattr(good, area)}))
     own = [row for row in rows if row.check not in AREAS]
     assert own and not doctor.faults(rows), [row for row in rows if row.verdict == "fault"]
+    assert all(row.command for row in rows if row.verdict != "ok")
 
 
 def test_the_doctor_changes_nothing(world):
@@ -556,7 +633,7 @@ def test_the_doctor_changes_nothing(world):
 def arguments(world: World, *more: str) -> list[str]:
     named = ("target", "prepared", "corpus", "features", "vocab_map", "draft", "benchmark")
     given = [text for name in named for text in (f"--{name.replace('_', '-')}", str(getattr(world, name)))]
-    return [*given, "--launch", "--max-running-requests", "16", *more]
+    return [*given, "--launch", "--max-running-requests", "16", "--recapture", *more]
 
 
 def test_the_command_ends_well_and_writes_a_table(good, capsys):
@@ -564,6 +641,7 @@ def test_the_command_ends_well_and_writes_a_table(good, capsys):
     text = capsys.readouterr().out
     assert "ok          draft d2t: offsets into the target's ids" in text
     assert "not checked not given: server, parity\n" in text
+    assert "ok          features recaptured: 4 rows, worst hs[2] " in text
     assert text.strip().endswith("0 warning, 0 fault, 2 not checked")
 
 
@@ -584,6 +662,9 @@ def test_the_command_refuses_what_it_cannot_read(good, capsys):
     assert "--launch needs --target" in capsys.readouterr().err
     assert command.main(["--target", str(good.root / "nowhere")]) == 2
     assert command.main(["--target", str(good.target), "--launch", "--topk", "4"]) == 2
+    with pytest.raises(SystemExit):
+        command.main(["--features", str(good.features), "--recapture"])
+    assert "--recapture needs --target and --features" in capsys.readouterr().err
 
 
 def test_the_trained_context_is_compared_with_the_one_that_is_served(good):
@@ -598,7 +679,8 @@ def test_the_trained_context_is_compared_with_the_one_that_is_served(good):
 def test_the_help_tells_of_the_doctor_of_a_profile(capsys):
     with pytest.raises(SystemExit):
         cli_main(["doctor", "--help"])
-    assert "doctor PROFILE" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "doctor PROFILE" in text and "--recapture" in text and "--only diagnostics" in text
     with pytest.raises(SystemExit):
         cli_main(["doctor", "--json", "demo"])
     assert "a profile goes without options: python -m eagle3lab doctor demo" in capsys.readouterr().err

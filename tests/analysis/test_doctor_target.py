@@ -154,9 +154,7 @@ def test_draft_vocabulary():
 
 
 def test_contexts():
-    good = doctor.check_contexts(8192, 1024, 512, trained_tokens=1536, draft_context=8192)
-    assert [row.verdict for row in good] == ["ok", "ok", "ok"]
-    bad = doctor.check_contexts(8192, 8000, 512, trained_tokens=2048, draft_context=4096)
-    assert [row.verdict for row in bad] == ["fault", "warning", "warning"]
-    assert "8,512" in bad[0].found
-    assert [row.check for row in doctor.check_contexts(8192, 1024, 512)] == ["context of the target"]
+    (good,) = doctor.check_contexts(8192, 7680, 512)
+    assert (good.check, good.verdict, good.command) == ("context of the target", "ok", "")
+    (bad,) = doctor.check_contexts(8192, 7681, 512)
+    assert bad.verdict == "fault" and "8,193" in bad.found and bad.command.endswith("-p max_tokens NUMBER")

@@ -8,6 +8,7 @@ from eagle3lab.analysis.bench_row import Condition
 from eagle3lab.analysis.breakeven import fit_cycle_cost
 from eagle3lab.analysis.cell import Cell
 from eagle3lab.analysis.grid import bench_rows, grid_cells, run_grid
+from eagle3lab.analysis.tables import settings_table
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.servers.errors import RequestRefused, ServerGone
 from eagle3lab.engines.sglang.stats import SpecStats
@@ -22,7 +23,7 @@ class FakeServer:
 
     def __init__(self, broken=(), stop_after=None, refused=(), error=RequestRefused):
         self.now, self.broken, self.stop_after, self.cells, self.asked = 0.0, broken, stop_after, [], []
-        self.refused, self.error = refused, error
+        self.refused, self.error, self.sides, self.slowness = refused, error, [], {}
 
     def clock(self):
         return self.now
@@ -33,7 +34,7 @@ class FakeServer:
     def _answers(self, requests, streams, cycle, cycles, stats):
         batches = [requests[i : i + streams] for i in range(0, len(requests), streams)]
         for batch in batches:
-            self.now += cycle * cycles
+            self.now += cycle * cycles * self.slowness.get(len(self.sides) - 1, 1)
             for request in batch:
                 self.asked.append(request)
                 if request.id in self.refused:
@@ -45,10 +46,12 @@ class FakeServer:
 
     def generate(self, requests, batch_size, streamed):
         assert streamed
+        self.sides.append("plain")
         return self._answers(requests, batch_size, self.step(batch_size), 20, SpecStats())
 
     def speculate(self, draft, requests, num_steps, topk=1, num_draft_tokens=None, batch_size=1):
         tokens = num_draft_tokens or num_steps + 1
+        self.sides.append("chain")
         self.cells.append(cell := Cell(batch_size, num_steps, topk, tokens))
         if cell in self.broken:
             raise RuntimeError("the server died:\n  out of memory")
@@ -190,3 +193,43 @@ def test_an_engine_without_trees_says_so_in_the_row(tmp_path):
 
     chain, tree = run(Plain(), tmp_path / "grid.jsonl", [Cell(1, 2, 1, 3), Cell(1, 2, 4, 8)])
     assert chain.reason == "" and "unexpected keyword argument 'topk'" in tree.reason
+
+
+def test_the_two_sides_take_turns_in_going_first(tmp_path):
+    server = FakeServer()
+    run(server, tmp_path / "grid.jsonl", [Cell(1, 3, 1, 4)], rounds=3)
+    assert server.sides == ["plain", "chain", "plain", "chain", "chain", "plain", "plain", "chain"]  # warm-up first
+
+
+def test_unequal_rounds_give_their_median(tmp_path):
+    server = FakeServer()
+    server.slowness = {3: 4, 4: 2, 7: 1}  # passes 3, 4 and 7 are the three rounds of the chain
+    (row,) = run(server, tmp_path / "grid.jsonl", [Cell(1, 3, 1, 4)], rounds=3)
+    assert row.row.tok_s == pytest.approx(21 / 0.34)  # 10 cycles of 17 ms, twice as slow
+    assert (row.row.tok_s_low, row.row.tok_s_high) == pytest.approx((21 / 0.68, 21 / 0.17))
+    assert row.baseline.tok_s == pytest.approx(21 / 0.24) and row.row.speedup == pytest.approx(0.24 / 0.34)
+
+
+def test_the_speed_of_one_request_is_the_median_of_the_requests(tmp_path):
+    class Uneven(FakeServer):
+        def generate(self, requests, batch_size, streamed):
+            for answer, seconds in zip(
+                super().generate(requests, batch_size, streamed), (3.0, 1.0, 2.1, 0.7), strict=False
+            ):
+                yield dataclasses.replace(answer, seconds=seconds)
+
+    (row,) = run(Uneven(), tmp_path / "grid.jsonl", [Cell(1, 3, 1, 4)])
+    assert row.baseline.request_tok_s == pytest.approx((21 / 1.0 + 21 / 2.1) / 2)
+    assert row.baseline.request_s == pytest.approx((1.55, 3.0, 3.0))  # eight answers, two of 3 s
+
+
+def test_the_table_of_settings_shows_what_each_draft_adds_or_why_it_was_not_measured(tmp_path):
+    cells = [Cell(1, 3, 1, 4), Cell(2, 3, 4, 16)]
+    rows = run(FakeServer(broken=[cells[1]]), tmp_path / "grid.jsonl", cells)
+    rows[0] = dataclasses.replace(rows[0], histogram=(5, 3, 0, 2))  # of ten: five accept the first draft, two the third
+    table = settings_table(rows)
+    assert table["setting"].tolist() == ["chain 3 at one stream", "tree 3 x 4, 16 tokens at 2 streams"]
+    assert table["accepted up to draft 1, 2, ..."].tolist() == ["50% / 20% / 20%", "-"]
+    assert table["verifications by drafts accepted"].tolist() == ["5 / 3 / 0 / 2", "-"]
+    assert table["not measured"].tolist() == ["", "RuntimeError: the server died: out of memory"]
+    assert "not measured" not in settings_table(rows[:1])

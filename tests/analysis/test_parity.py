@@ -12,6 +12,7 @@ import torch
 from eagle3lab.analysis.heldout import capture_answers
 from eagle3lab.analysis.parity import ParityError, compare, served_verifications
 from eagle3lab.analysis.suspects import REMEDIES, Suspect, suspects
+from eagle3lab.draft.model import RMSNorm
 from eagle3lab.engines.base import Request, SpecCompletion
 from eagle3lab.engines.embedded import EmbeddedEngine
 from tests.analysis.overfit import KNOWN_W, STEPS
@@ -66,6 +67,24 @@ class LateStates:
         return self.draft.fuse(late_TAH)
 
 
+class DraftedTooFar:
+    """The drafter in a server that rotates the slots of drafted tokens by one position more than those of true ones."""
+
+    def __init__(self, draft):
+        self.draft, self.true_TH = draft, None
+
+    def __getattr__(self, name):
+        return getattr(self.draft, name)
+
+    def fuse(self, aux_TAH):
+        self.true_TH = self.draft.fuse(aux_TAH)
+        return self.true_TH
+
+    def forward_cached(self, f_TH, next_ids_T, positions_T, cache):
+        drafted = f_TH is not self.true_TH
+        return self.draft.forward_cached(f_TH, next_ids_T, positions_T + drafted, cache)
+
+
 EDITS = {
     "d2t absolute": ("vocabulary map", "target ids instead of offsets",
                      lambda d: setattr(d, "target_ids_W", (KNOWN_W + torch.arange(W)).clamp(max=VOCAB - 1))),
@@ -87,6 +106,20 @@ def test_a_fault_of_the_drafter_is_ranked_first(overfit, fault):
     assert found.differing >= 10
     assert found.causes[0].cause == cause and name in found.causes[0].name
     assert found.causes[0].remedy == REMEDIES[cause]
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("norm_before_residual", lambda d: setattr(d, "config", replace(d.config, norm_before_residual=True))),
+        ("norm_before_fc", lambda d: setattr(d, "input_norm", RMSNorm(d.fc.in_features, 1e-6))),
+    ],
+)
+def test_an_option_that_the_server_leaves_out_is_ranked_first(overfit, option, change):
+    right, completions = edited(overfit, change), served(overfit, overfit.draft)
+    found = compare(right, overfit.rows, completions, STEPS, suspects(right))
+    first = found.causes[0]
+    assert found.differing > 0 and (first.cause, first.name, first.agreement) == ("norm", f"{option} left out", 1.0)
 
 
 def test_the_wrong_flag_is_ranked_first(overfit):
@@ -111,6 +144,14 @@ def test_states_one_token_late_are_ranked_first(overfit):
     late = LateStates(overfit.draft, overfit.rows[0].aux_TAH.shape[1:])
     found = compare(overfit.draft, overfit.rows, served(overfit, late), STEPS, suspects(overfit.draft))
     assert (found.causes[0].cause, found.causes[0].name) == ("position", "states one token late")
+
+
+def test_drafted_tokens_one_position_too_far_are_ranked_first(overfit):
+    completions = served(overfit, DraftedTooFar(overfit.draft))
+    found = compare(overfit.draft, overfit.rows, completions, STEPS, suspects(overfit.draft))
+    assert found.differing > 0
+    first = found.causes[0]
+    assert (first.cause, first.agreement) == ("position", 1.0) and "one RoPE position too far" in first.name
 
 
 def test_the_targets_own_head_is_ranked_first(overfit):

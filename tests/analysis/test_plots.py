@@ -93,7 +93,14 @@ def scaling_points(slope, amounts=(2e4, 5e4, 1.3e5, 3.2e5)):
 def scaling(slope, target, *amounts):
     points = scaling_points(slope, *amounts)
     fit = fit_scaling(points)
-    return scaling_plots.scaling_curve(points, fit, DATA, needed=fit.needed(target))
+    return scaling_plots.scaling_curve(points, fit, DATA, needed=[("break-even", fit.needed(target))])
+
+
+def wanted(*targets):
+    points = scaling_points(0.28)
+    fit = fit_scaling(points)
+    needed = [("break-even", fit.needed(1.65)), *(("wanted", fit.needed(target)) for target in targets)]
+    return scaling_plots.scaling_curve(points, fit, DATA, needed=needed)
 
 
 def figures():
@@ -125,6 +132,7 @@ def figures():
         "flat scaling": scaling(0.0, 1.65),
         "far scaling": scaling(0.2, 2.3),
         "three points": scaling(0.28, 1.65, (2e4, 8e4, 3.2e5)),
+        "wanted": wanted(1.4, 1.75),
         "two laws": scaling(0.2, 1.5, (2e4, 4e4, 8e4, 1.6e5, 3.2e5, 6.4e5)),
         "positions of a study": scaling_plots.position_curves(fit_positions(scaling_points(0.4), 3), DATA),
         "grid": serving_plots.grid_chart([*ROWS, *WARM, TREE], DATA),
@@ -212,9 +220,21 @@ def test_a_break_even_that_is_not_known_is_not_drawn():
     points = scaling_points(0.28)
     fit = fit_scaling(points)
     needed = fit.needed_to_pay(ROWS[1], "the machine was busy")
-    figure = scaling_plots.scaling_curve(points, fit, DATA, needed=needed)
+    figure = scaling_plots.scaling_curve(points, fit, DATA, needed=[("break-even", needed)])
     assert not any("break-even" in line.get_label() for line in figure.axes[0].lines)
     assert any("not measurable: the machine was busy" in text.get_text() for text in figure.texts)
+
+
+def test_every_wanted_accept_length_is_a_line_and_a_mark_on_the_curve():
+    axes = FIGURES["wanted"].axes[0]
+    lines = {line.get_label(): line.get_ydata()[0] for line in axes.lines}
+    assert (lines["wanted, 1.40"], lines["break-even, 1.65"], lines["wanted, 1.75"]) == (1.4, 1.65, 1.75)
+    marks = {line.get_ydata()[0]: line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"}
+    assert list(marks) == [1.65, 1.4, 1.75]
+    fit = fit_scaling(scaling_points(0.28))
+    assert [fit.predict(amount) for amount in marks.values()] == pytest.approx(list(marks))
+    note = " ".join(text.get_text() for text in FIGURES["wanted"].texts).replace("\n", " ")
+    assert all(f"accept length {target:.2f} at " in note for target in (1.4, 1.65, 1.75))
 
 
 def test_break_even_shows_the_distance():

@@ -57,6 +57,14 @@ def test_a_server_that_is_right_shows_nothing(overfit, folder, server):
     assert side.name == "SGLang 0.5.23 on cpu, float32"
     assert side.facts == {} and side.excluded == {"flag"}
     assert side.compare(overfit.draft, overfit.rows, STEPS, overfit.engine.lm_head_VH).equal
+    assert [(check.found, check.ok) for check in side.checked()] == [("none", True)]
+
+
+def test_a_fault_that_changes_no_answer_to_token_ids_is_told_all_the_same(overfit, completions):
+    side = ServeSide(completions, "SGLang 0.5.23 on cpu, float32", {"template": "another than the target's"})
+    assert side.compare(overfit.draft, overfit.rows, STEPS, overfit.engine.lm_head_VH).equal
+    assert [(check.found, check.ok) for check in side.checked()] == [("template: another than the target's", False)]
+    assert ServeSide(completions).checked() == []  # the embedded engine has no account of itself
 
 
 def test_what_a_server_says_of_itself_ranks_before_guesses(overfit, folder, server, completions, monkeypatch):

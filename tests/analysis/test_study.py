@@ -1,17 +1,21 @@
 """What a scaling study trains, on a tiny store: nested subsets, other seeds, other sizes, and runs that are there."""
 
 import json
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from eagle3lab.analysis import study
 from eagle3lab.draft.checkpoint import export_draft, load_draft, read_draft_config
+from eagle3lab.draft.config import FREE, DraftConfig
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.target_weights import read_target_weights
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.features.store import FeatureStore, FeatureWriter
+from eagle3lab.workbench.constraints import VARIED, violations
 from tests.tiny import HIDDEN, VOCAB, save_tiny_target
 
 ROWS, RECIPE = 20, Recipe(ttt_steps=2, epochs=2, batch_tokens=60, compute_dtype="float32")
@@ -98,13 +102,119 @@ def test_a_number_of_the_recipe_or_of_the_drafter_is_varied_on_all_rows(job, sto
         study.finished(full, "training-1", "drop_oov")
 
 
+@pytest.mark.parametrize("width", [16, 48])
+def test_the_width_of_the_drafter_is_varied_with_an_embedding_of_its_own(job, store, full, width):
+    whole = study.finished(full, "t", "hidden_size")
+    assert whole.amount == HIDDEN
+    (one,) = study.planned(whole, job, store, "hidden_size", [float(width)], [0], "s")
+    list(one.job.run(trainer := one.job.trainer()))
+    study.export(one, trainer.draft, "tiny")
+    draft = load_draft(one.draft, read_target_weights(job.target).embed_VH)
+    assert (draft.config.hidden_size, draft.embed_VH.shape, draft.fc.out_features) == (width, (VOCAB, width), width)
+    again = study.finished(one.draft, "s", "hidden_size")
+    assert (again.amount, again.rows) == (width, ROWS)
+    study.check_same_recipe(again, whole, "hidden_size")
+    with pytest.raises(ValueError, match=rf"s differs .* not in rows alone, but in hidden_size \({HIDDEN}, {width}\)"):
+        study.check_same_recipe(again, whole, "rows")
+
+
+def test_a_draft_vocabulary_is_varied_by_finished_runs_only(job, store, full):
+    whole = study.finished(full, "t", "draft_vocab_size")
+    assert whole.amount == VOCAB // 2
+    with pytest.raises(ValueError, match="vary='draft_vocab_size'.*share one vocabulary map.*collect_runs.*amounts = "):
+        study.planned(whole, job, store, "draft_vocab_size", [8], [0], "s")
+    (told,) = violations({"vary": "draft_vocab_size", "amounts": [8.0]})
+    assert "collect_runs" in told
+    assert violations({"vary": "draft_vocab_size", "amounts": []}) == []
+
+
+def test_what_can_be_varied_is_known_before_anything_runs(job, store, full):
+    """The numbers of the recipe (its seed apart) and of the sizes that a drafter is free in, by their types."""
+    numbers = (int, float, int | None, float | None)
+    expected = {field.name for field in fields(Recipe) if field.type in numbers} - {"seed"}
+    expected |= {field.name for field in fields(DraftConfig) if field.name in FREE and field.type in numbers}
+    assert set(VARIED) == expected | {"rows", "tokens"} and len(VARIED) == len(set(VARIED))
+    for name in VARIED:
+        assert violations({"vary": name, "amounts": [1.0]}) == []
+    (told,) = violations({"vary": "colour", "amounts": []})
+    assert told.startswith("vary = 'colour': is nothing that a study can vary: rows, tokens, ttt_steps, ")
+    for name in ("seed", "vocab_size"):
+        assert violations({"vary": name})
+        with pytest.raises(ValueError, match=f"vary='{name}' is neither"):
+            study.planned(study.finished(full, "t", name), job, store, name, [2], [0], "s")
+
+
+@pytest.fixture(scope="module")
+def study_run(job, store, full, tmp_path_factory):
+    """A finished study as 07 leaves it: the full training's point, and two drafters of its own."""
+    folder = tmp_path_factory.mktemp("runs") / "scaling-1"
+    here = replace(job, folder=folder / study.TRAININGS)
+    whole = study.finished(full, "training-1", "rows")
+    own = study.planned(whole, here, store, "rows", [5, 10], [0], "scaling-1")
+    for one in own:
+        one.job.folder.mkdir(parents=True)
+        study.export(one, one.job.trainer().draft, "tiny")
+    (folder / "curve.json").write_text(json.dumps({"vary": "rows", "points": [one.key for one in (whole, *own)]}))
+    return SimpleNamespace(stage="scaling", id="scaling-1", folder=folder, artefact=lambda key: folder / f"{key}.json")
+
+
+def test_a_finished_study_gives_the_drafters_it_trained_itself(study_run, full):
+    found = study.collected(study_run, "rows")
+    assert [(one.amount, one.rows, one.seed, one.source, one.job) for one in found] == [
+        (5, 5, 0, "scaling-1", None), (10, 10, 0, "scaling-1", None),
+    ]  # fmt: skip
+    assert len({one.draft for one in found}) == 2 and all(read_draft_config(one.draft) for one in found)
+    assert [one.amount for one in study.collected(study_run, "epochs")] == [2, 2]  # for a study of something else
+    training = SimpleNamespace(stage="training", id="t-2", artefact=lambda key: {"draft": full}[key])
+    assert [(one.source, one.amount) for one in study.collected(training, "rows")] == [("t-2", ROWS)]
+
+
+def test_the_same_training_of_two_studies_is_one_point(study_run, job, store, full):
+    small, middle = study.collected(study_run, "rows")
+    here = study.planned(study.finished(full, "t", "rows"), job, store, "rows", [10, 15], [0], "scaling-2")
+    assert (small.among(here), middle.among(here)) == (False, True)
+    other_seed = study.planned(study.finished(full, "t", "rows"), job, store, "rows", [10], [1], "scaling-2")
+    assert not middle.among(other_seed)
+
+
+def test_a_study_without_drafters_is_refused_by_name(study_run, tmp_path):
+    (tmp_path / "curve.json").write_text((study_run.folder / "curve.json").read_text())
+    gone = SimpleNamespace(
+        stage="scaling", id="scaling-1", folder=tmp_path, artefact=lambda key: tmp_path / f"{key}.json"
+    )
+    with pytest.raises(ValueError, match="scaling-1: its drafter .*rows-5-seed-0.* is gone: leave the run out"):
+        study.collected(gone, "rows")
+    gone.id = "scaling-2"  # that run only collected
+    with pytest.raises(ValueError, match="scaling-2 trained no drafter itself: name the runs it collected"):
+        study.collected(gone, "rows")
+
+
+def test_drafters_of_another_recipe_are_no_points_of_one_curve(job, full, tmp_path):
+    whole = study.finished(full, "training-1", "rows")
+    told = json.loads((full / "training.json").read_text())
+    told["recipe"] |= {"seed": 7, "explode_factor": None}
+    (tmp_path / "training.json").write_text(json.dumps(told))
+    other = study.finished(tmp_path, "other-run", "rows")
+    study.check_same_recipe(other, whole, "rows")  # luck and guards
+    told["recipe"] |= {"lr": 0.5, "epochs": 9}
+    (tmp_path / "training.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=r"other-run differs .* training-1 .*epochs \(2, 9\), lr \(0.003, 0.5\)"):
+        study.check_same_recipe(other, whole, "rows")
+    with pytest.raises(ValueError, match=r"not in lr alone, but in epochs \(2, 9\): leave it out"):
+        study.check_same_recipe(other, whole, "lr")
+
+
 def test_a_drafter_that_knows_the_held_out_answers_is_refused(store, full):
     one = study.finished(full, "other-run", "rows")
-    study.check_comparable(one, store, [2, 4, 5], ["r20", "r21", "elsewhere"])
+    study.check_comparable(one, store, store, ["r20", "r21", "elsewhere"])
     with pytest.raises(ValueError, match=r"other-run was trained on 2 of the held-out answers \(r3\)"):
-        study.check_comparable(one, store, [2, 4, 5], ["r3", "r7", "r20"])
-    with pytest.raises(ValueError, match="reads aux_layers"):
-        study.check_comparable(one, store, [1, 2, 3], ["r20"])
+        study.check_comparable(one, store, store, ["r3", "r7", "r20"])
+    with pytest.raises(ValueError, match=r"other-run reads aux_layers \[2, 4, 5\], this study captures \[1, 2, 3\]"):
+        here = SimpleNamespace(fingerprint=store.fingerprint, aux_layers=[1, 2, 3])
+        study.check_comparable(one, store, here, ["r20"])
+    with pytest.raises(ValueError, match="other-run was trained for another target"):
+        here = SimpleNamespace(fingerprint={**store.fingerprint, "target": "b"}, aux_layers=[2, 4, 5])
+        study.check_comparable(one, store, here, ["r20"])
 
 
 def test_what_a_drafter_does_not_tell_is_said(full, tmp_path):

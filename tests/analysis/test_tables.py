@@ -91,6 +91,18 @@ def test_bench_table():
     assert row["first token, ms"] == "100 / 250 / 1000"
 
 
+def test_a_condition_whose_speeds_carry_no_break_even_shows_none():
+    def measured(setting, tau, at_least, streams, low):
+        spread = (90.0, low, 91.5)
+        return BenchRow(setting, 4, 1, 5, streams, *spread, tau, 11.1, at_least, 1.0, 1.0, 1.0, 8, 3, 900, 0)
+
+    busy = [measured("baseline", None, None, 1, 60.0), measured("chain 4", 2.1, 1.4, 1, 89.0)]
+    quiet = [measured("baseline", None, None, 8, 89.0), measured("chain 4", 2.1, 2.3, 8, 89.0)]
+    below_one = [measured("baseline", None, None, 4, 89.0), measured("chain 4", 1.1, 0.86, 4, 89.0)]
+    table = tables.bench_table([*busy, *quiet, *below_one])
+    assert table["break_even"].tolist() == ["-", "not measurable", "-", "2.30", "-", "not measurable"]
+
+
 def test_accept_table():
     setting = AcceptSetting("embedded", 2, 1, 3, 0.0, "humaneval")
     summary = summarise([PromptCycles("a", (2, 0)), PromptCycles("b", (1, 1))], setting)

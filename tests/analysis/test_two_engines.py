@@ -33,6 +33,17 @@ def test_verifications_of_answers_that_differ_are_not_compared():
     assert (found.alike, found.differing) == (1, ("b",))
 
 
+def test_answers_that_one_engine_refused_are_not_compared():
+    left = measured(refused=[(2, "a")])
+    found = agreement(left, measured(), 2)
+    assert (found.answers, found.alike, found.verifications, found.differing) == (2, 2, 3, ())
+    found = agreement(measured(refused=[(0, "a")]), measured(), 2)
+    assert (found.answers, found.alike) == (2, 1)
+    found = agreement(measured(refused=[(0, "a")]), measured(refused=[(0, "a")]), 2)  # no answer is not the same answer
+    assert (found.answers, found.alike) == (2, 1)
+    assert "is not told" in str(agreement(left, measured(), 3))  # a chain that neither has
+
+
 def test_other_prompts_are_refused():
     with pytest.raises(ValueError, match="not asked the same prompts"):
         agreement(measured(), measured(requests=REQUESTS[:1]), 2)

@@ -1,9 +1,11 @@
 """The notebooks as a reader opens them: in JupyterLab, in a real browser, on a finished run.
 
-The pictures stay in runs/screenshots, to be looked at.
+The pictures stay in runs/screenshots, to be looked at. With READER_PROFILE=demo the newest runs of that profile
+are opened.
 """
 
 import json
+import os
 import shutil
 
 import nbformat
@@ -13,7 +15,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from eagle3lab.workbench.params import resolve_parameters
-from eagle3lab.workbench.records import read_record
+from eagle3lab.workbench.records import all_records, newest, read_record
 from eagle3lab.workbench.root import from_root
 from eagle3lab.workbench.stages import STAGES
 
@@ -22,25 +24,39 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium (`make browser`), or no package playwright"),
 ]
 CHEAP = ("doctor", "diagnostics", "scaling", "status")  # seconds on a finished smoke run
+PROFILE = os.environ.get("READER_PROFILE", "smoke")
 PICTURES = from_root("runs/screenshots")
 PATIENCE_MS = 240_000
 LEGIBLE = 3.0  # least contrast of text with what lies behind it (WCAG's for large text)
 
 
 @pytest.fixture(scope="module")
-def runs_dir(smoke_chain, tmp_path_factory):
+def finished(request):
+    """The folder of each stage's finished run."""
+    if PROFILE == "smoke":
+        chain = request.getfixturevalue("smoke_chain")
+        return {stage: chain.folder(stage) for stage in STAGES}
+    found = {stage: newest(all_records(from_root("runs")), stage, PROFILE) for stage in STAGES}
+    return {stage: from_root("runs") / record["run_id"] for stage, record in found.items()}
+
+
+@pytest.fixture(scope="module")
+def runs_dir(finished, tmp_path_factory):
     """A copy of the finished runs, which the notebooks open here write into."""
-    return shutil.copytree(smoke_chain.runs_dir, tmp_path_factory.mktemp("reader") / "runs")
+    copy = tmp_path_factory.mktemp("reader") / "runs"
+    for folder in finished.values():
+        shutil.copytree(folder, copy / folder.name)
+    return copy
 
 
 @pytest.fixture(scope="module")
 def lab(runs_dir, tmp_path_factory):
-    """A JupyterLab whose notebooks hold the parameters of profile smoke, and a browser: (address, browser)."""
+    """A JupyterLab whose notebooks hold the parameters of the profile, and a browser: (address, browser)."""
     from playwright.sync_api import sync_playwright
 
     books, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     for stage in STAGES.values():
-        values = resolve_parameters(stage.name, "smoke", {"runs_dir": str(runs_dir)}).values
+        values = resolve_parameters(stage.name, PROFILE, {"runs_dir": str(runs_dir)}).values
         book = parameterize_notebook(load_notebook_node(str(stage.notebook_path)), values)
         nbformat.write(book, books / f"{stage.label}.ipynb")
     with jupyterlab(books, home) as address, sync_playwright() as driver:
@@ -67,10 +83,14 @@ def test_it_opens_as_it_is_written(page, stage):
     shown = len(page.query_selector_all(f"{NOTEBOOK} .jp-CodeCell"))
     assert shown == 1 + sum(c.cell_type == "code" for c in cells)  # and the cell with the profile's parameters
     assert page.inner_text(f"{NOTEBOOK} h1").startswith(f"{STAGES[stage].number:02d} · ")
+    path = PICTURES / f"{STAGES[stage].label}-as-written.png"
+    path.unlink(missing_ok=True)
+    picture(page, path)
+    assert path.stat().st_size > 10_000  # not an empty page
 
 
 @pytest.mark.parametrize("stage", CHEAP)
-def test_all_cells_run_and_show_what_they_should(page, stage, smoke_chain, runs_dir):
+def test_all_cells_run_and_show_what_they_should(page, stage, finished, runs_dir):
     run_all(page)
     bad = [o for o in outputs(page) if o["output_type"] == "error" or o.get("name") == "stderr"]
     assert bad == []
@@ -81,7 +101,7 @@ def test_all_cells_run_and_show_what_they_should(page, stage, smoke_chain, runs_
         assert contrasts
         assert [one for one in contrasts if one["ratio"] < LEGIBLE] == [], theme
 
-    [manifest] = runs_dir.glob(f"smoke-{stage}-*/manifest.json")
+    [manifest] = runs_dir.glob(f"{PROFILE}-{stage}-*/manifest.json")
     figures = [key for key, entry in json.loads(manifest.read_text()).items() if entry["kind"] == "figure"]
     drawn = page.evaluate(
         f"[...document.querySelectorAll('{NOTEBOOK} .jp-OutputArea-output img')].map(i => i.naturalWidth)"
@@ -92,5 +112,5 @@ def test_all_cells_run_and_show_what_they_should(page, stage, smoke_chain, runs_
     record = read_record(manifest.parent)
     assert (record["state"], record["driver"]) == ("ok", "kernel")
     kept = ("accept_length_simulated", "points", "cycles_differing", "verdict")  # none is a matter of time
-    here, there = json.loads((manifest.parent / "results.json").read_text()), smoke_chain.read(stage, "results.json")
+    here, there = (json.loads((folder / "results.json").read_text()) for folder in (manifest.parent, finished[stage]))
     assert {name: here.get(name) for name in kept} == {name: there.get(name) for name in kept}

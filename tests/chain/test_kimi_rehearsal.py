@@ -83,7 +83,7 @@ def killed_inference(base, overrides):
         command, cwd=package_parent(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     answered = []
-    while len(answered) < 24:
+    while len(answered) < 24 or partitions(answered) != {"short", "long"}:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
         journal = next((base / "runs").glob("*-inference-*/completions.jsonl"), None)
@@ -94,6 +94,11 @@ def killed_inference(base, overrides):
     os.kill(kernel.pid, signal.SIGKILL)
     output = process.communicate(timeout=300)[0]
     return read_jsonl(journal), output, servers
+
+
+def partitions(answers):
+    """Which partitions some answers are of: of the sets that need inference, swe_agent alone is long."""
+    return {"long" if row["set"].startswith("swe_agent, ") else "short" for row in answers}
 
 
 def alive(pid):
@@ -134,6 +139,7 @@ def test_the_kill_lost_no_answer_and_repeated_none(rehearsal):
     assert [pid for pid in rehearsal.servers if alive(pid)] == []
     answers = rehearsal.answers()
     assert 24 <= len(rehearsal.finished) < len(answers)
+    assert partitions(rehearsal.finished) == {"short", "long"}
     assert answers[: len(rehearsal.finished)] == rehearsal.finished
     prepared = rehearsal.stages["data_prep"] / "prepared"
     prompts = [row for name in PROMPT_SETS for row in read_jsonl(prepared / name / "prompts.jsonl")]

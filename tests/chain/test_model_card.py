@@ -17,7 +17,7 @@ def test_a_drafter_with_its_card_is_a_drafter_and_tells_what_was_measured(smoke_
     folder = write_hub_folder(run, tmp_path / "hub")
     load_draft(folder, read_target_weights(resolve_target("glassllm/en")).embed_VH)
     card = ModelCard.load(folder / "README.md")
-    assert card.data.base_model == "glassllm/en" and card.data.license == "unknown"
+    assert card.data.base_model == "glassllm/en" and card.data.license is None
     accept = smoke_chain.read("diagnostics", "results.json")["accept_length_simulated"]
     low, high = accept["interval"]
     shown = (

@@ -89,6 +89,7 @@ def test_a_cut_file_loses_one_record_and_says_so(prepare):
     assert (len(prompts), summary["input"], summary["errors"]) == (19, 20, {"unreadable_record": 1})
     (lost,) = summary["lost"]
     assert lost["record"] == 19 and "ends inside the record" in lost["reason"]
+    assert lost["reason"].endswith(": it was cut off; all before that is read, the rest needs the whole file")
     assert fallen == [{"row": 19, "id": None, "kind": "error", "reason": "unreadable_record", "detail": lost["reason"]}]
 
 
@@ -202,7 +203,10 @@ def test_rows_lost_to_errors_are_told_with_the_line_of_the_first(prepare, tmp_pa
     summary, kept, fallen = prepare("\n".join(lines).encode())
     assert len(kept) == 1 and {row["line"]: row["kind"] for row in fallen} == {3: "skipped", 4: "error", 5: "error"}
     told = lost_rows([summary], tmp_path / "prepared", "runs/x/prepared")
-    assert told.startswith("2 of 4 rows lost to errors (1 more skipped); first: mine, line 4: not JSON: ")
-    assert told.endswith("; see runs/x/prepared/mine/errors.jsonl")
+    lost, first, where, *rest = told.split("; ")
+    assert lost == "2 of 4 rows lost to errors and left out (1 more skipped by limits and filters)"
+    assert first.startswith("first: mine (rows.json), line 4: not JSON: ")
+    assert where == "all: runs/x/prepared/mine/errors.jsonl"
+    assert rest == ["the rest is used", "to have them too, mend the data and run data_prep with --force"]
     summary, _, _ = prepare([_row(1), _row(2), _row(1, "no " * 900)])
     assert summary["skipped"] and lost_rows([summary], tmp_path / "prepared", "") is None  # what filters leave out

@@ -37,6 +37,8 @@ def qkv(w, c, f, token, position, embed):
 
 
 def after(w, c, f, attended):
+    if c.norm_before_residual:
+        f = rms(f, w["midlayer.hidden_norm.weight"], c.rms_norm_eps)
     r = f + w["midlayer.self_attn.o_proj.weight"] @ attended.flatten()
     h = rms(r, w["midlayer.post_attention_layernorm.weight"], c.rms_norm_eps)
     gate, up = w["midlayer.mlp.gate_proj.weight"] @ h, w["midlayer.mlp.up_proj.weight"] @ h
@@ -53,6 +55,8 @@ def attend(c, q, keys, values):
 
 
 def fuse(w, c, aux_AH):
+    if c.norm_before_fc:
+        aux_AH = rms(aux_AH.flatten(), w["input_norm.weight"], c.rms_norm_eps).view_as(aux_AH)
     if c.fc_norm:
         aux_AH = torch.stack([rms(x, w[f"fc_norm.{a}.weight"], c.rms_norm_eps) for a, x in enumerate(aux_AH)])
     return w["fc.weight"] @ aux_AH.flatten()

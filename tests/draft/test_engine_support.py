@@ -14,6 +14,7 @@ def test_plain_eagle3_runs_everywhere():
     assert oldest_releases(config) == {}
     require_engine(config, "sglang==0.4.6")
     require_engine(config, "vllm==0.9.0")
+    assert not [name for name in config.to_dict() if "before" in name]  # a training older than these switches goes on
 
 
 @pytest.mark.parametrize("flag", ["fc_norm", "norm_output"])
@@ -30,6 +31,30 @@ def test_eagle31_flags_need_the_release_that_reads_them(tmp_path, flag):
     assert config[flag] is True and flag not in config["eagle_config"]  # top level, where both engines look
     assert json.loads((folder / "training.json").read_text())["oldest_engines"]["sglang"] == "0.5.12"
     assert load_draft(folder, draft.embed_VH).config == draft.config
+
+
+def test_what_speculators_turns_on_by_default_is_for_vllm_alone(tmp_path):
+    draft = make_draft(norm_before_residual=True, norm_before_fc=True)
+    assert oldest_releases(draft.config) == {"sglang": "0.5.17", "vllm": "0.18.0"}
+    assert oldest_releases(make_draft(norm_before_residual=True).config) == {"vllm": "0.10.1"}
+    require_engine(draft.config, "vllm==0.18.0")
+    with pytest.raises(EngineError, match="no release of sglang knows; .* Serve it with vllm, or train"):
+        export_draft(draft, tmp_path / "draft", {})
+    with pytest.raises(EngineError, match="norm_before_fc, which vllm reads from 0.18.0 on"):
+        export_draft(draft, tmp_path / "draft", {}, engine="vllm==0.17.1")
+    assert not list(tmp_path.iterdir())
+    folder = export_draft(draft, tmp_path / "draft", {}, engine="vllm==0.32.0")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["norm_before_residual"] is config["norm_before_fc"] is True  # at the top, where vLLM looks
+    assert load_draft(folder, draft.embed_VH).config == draft.config
+
+
+def test_norm_before_fc_alone_is_for_newer_releases_of_both():
+    config = make_draft(norm_before_fc=True).config
+    assert oldest_releases(config) == {"sglang": "0.5.17", "vllm": "0.18.0"}
+    require_engine(config, "sglang==0.5.17")
+    with pytest.raises(EngineError, match="norm_before_fc, which sglang reads from 0.5.17 on"):
+        require_engine(config, "sglang==0.5.16")
 
 
 def test_other_widths_and_other_numbers_of_layers():

@@ -16,6 +16,8 @@ RECIPE = Recipe(ttt_steps=3, lk_weight=0.2)
 NETWORKS = [
     {},
     {"fc_norm": True, "norm_output": True},
+    {"norm_before_residual": True},
+    {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},  # as speculators trains by default
     {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6},
     {"draft_vocab_size": V},
 ]
@@ -83,7 +85,7 @@ def decoded_logits(draft, row, slot, steps):
 def test_training_equals_decoding_equals_the_exported_drafter(tmp_path, rows, network):
     draft = make_draft(**network)
     own = {} if draft.config.owns_embedding else {"embed_VH": draft.embed_VH}
-    folder = export_draft(draft, tmp_path / "draft", {}, torch.float32)
+    folder = export_draft(draft, tmp_path / "draft", {}, torch.float32, engine="vllm==0.32.0")  # knows all of them
     exported = load_draft(folder, own.get("embed_VH", torch.zeros(V, H)))
     batch = make_batch(rows, 3)
     unrolled_KNW = torch.stack([draft.logits(y_NH) for y_NH in unroll(draft, batch)])

@@ -1,13 +1,18 @@
 """A drafter written as other projects write it gives the same logits when read; what cannot be done is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from eagle3lab.draft.checkpoint import CheckpointError, export_draft
+from eagle3lab.draft.checkpoint import CheckpointError, export_draft, load_draft
 from eagle3lab.draft.foreign import import_draft, open_draft
+from eagle3lab.draft.rope import rotate
 from tests.draft.samples import H, L, V, make_draft, make_row
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": L, "hidden_size": H, "vocab_size": V}
@@ -98,6 +103,112 @@ def test_eagle_3_1_is_read(tmp_path, target):
     assert torch.equal(logits(read), logits(draft))
 
 
+LLAMA31 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def test_llama_3s_rope_is_that_of_transformers(folder, target, draft):
+    edit(folder, rope_scaling=LLAMA31, rope_theta=500000.0)
+    c = import_draft(folder, target, draft.embed_VH).config
+    c = replace(c, head_dim=128)  # as Llama has it: waves on both sides of the bounds
+    theirs = LlamaRotaryEmbedding(
+        LlamaConfig(
+            head_dim=128, hidden_size=c.num_attention_heads * 128, num_attention_heads=c.num_attention_heads,
+            rope_parameters=LLAMA31 | {"rope_theta": 500000.0}, max_position_embeddings=131072,
+        )
+    )  # fmt: skip
+    positions_T = torch.tensor([0, 1, 77, 4096, 9000])
+    x_TND = torch.randn(5, 2, 128)
+    cos, sin = theirs(x_TND, positions_T[None])
+    expected, _ = apply_rotary_pos_emb(x_TND.transpose(0, 1)[None], x_TND.transpose(0, 1)[None], cos, sin)
+    torch.testing.assert_close(rotate(x_TND, positions_T, c), expected[0].transpose(0, 1), rtol=1e-4, atol=1e-3)
+    plain = replace(c, rope_llama3=None)
+    assert not torch.allclose(rotate(x_TND, positions_T, plain), expected[0].transpose(0, 1), atol=0.1)
+
+
+def test_scaled_rope_survives_an_export(folder, target, draft, tmp_path):
+    edit(folder, rope_scaling=LLAMA31)
+    read = import_draft(folder, target, draft.embed_VH)
+    again = export_draft(read, tmp_path / "again", {}, dtype=torch.float32)
+    config = json.loads((again / "config.json").read_text())
+    assert config["rope_scaling"] == LLAMA31
+    assert load_draft(again, draft.embed_VH).config == read.config
+    assert torch.equal(logits(import_draft(again, target, draft.embed_VH)), logits(read))
+    assert not torch.equal(logits(read), logits(draft))
+
+
+def by_torch(draft, row):
+    """Logits of a row's slots as speculators' network has them by default, from torch's own layers, in float64.
+
+    The aux states of a slot side by side through one norm; the residual is the feature after its norm, not before.
+    """
+    w, T = {name: tensor.double() for name, tensor in draft.state_dict().items()}, len(row.input_ids_T)
+
+    def norm(x_TX, name):
+        return nn.functional.rms_norm(x_TX, x_TX.shape[-1:], w[name], 1e-6)
+
+    def heads(name, x_TX, n):
+        return (x_TX @ w[f"midlayer.self_attn.{name}_proj.weight"].T).unflatten(-1, (n, 8)).transpose(0, 1)
+
+    def turned(x_NTD):
+        angle_TD = torch.arange(T)[:, None].double() * 10000.0 ** (-torch.arange(4).double() / 4)
+        turn_TD = torch.polar(torch.ones_like(angle_TD), angle_TD)
+        x_NTD = torch.complex(x_NTD[..., :4], x_NTD[..., 4:]) * turn_TD
+        return torch.cat([x_NTD.real, x_NTD.imag], -1)
+
+    f_TH = norm(row.aux_TAH.double().flatten(1), "input_norm.weight") @ w["fc.weight"].T
+    f_TH = norm(f_TH, "midlayer.hidden_norm.weight")
+    embedded_TH = norm(draft.embed_VH.double()[row.input_ids_T], "midlayer.input_layernorm.weight")
+    u_TU = torch.cat([embedded_TH, f_TH], -1)
+    q, k, v = turned(heads("q", u_TU, 4)), turned(heads("k", u_TU, 2)), heads("v", u_TU, 2)
+    out = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
+    r_TH = f_TH + out.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
+    h_TH = norm(r_TH, "midlayer.post_attention_layernorm.weight")
+    gate, up, down = (w[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    y_TH = r_TH + (nn.functional.silu(h_TH @ gate.T) * (h_TH @ up.T)) @ down.T
+    return norm(y_TH, "norm.weight") @ w["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_norms_that_speculators_turns_on_by_default_are_read(tmp_path, target, inside):
+    draft = make_draft(norm_before_residual=True, norm_before_fc=True, norm_output=True)
+    folder = export_draft(draft, tmp_path / "new", {}, dtype=torch.float32, engine="vllm==0.32.0")
+    if inside:
+        edit(folder, drop=("norm_before_fc",), eagle_config={"use_aux_hidden_state": True, "norm_before_fc": True})
+    read = import_draft(folder, target, draft.embed_VH)
+    assert read.config.norm_before_residual and read.config.norm_before_fc and read.config.norm_output
+    assert torch.equal(logits(read), logits(draft))
+    torch.testing.assert_close(logits(read).double(), by_torch(draft, make_row(3, 9, [(2, 9)])), rtol=1e-4, atol=1e-4)
+
+
+def test_without_its_switches_the_same_tensors_are_another_drafter(folder, target, draft):
+    plain = logits(import_draft(folder, target, draft.embed_VH))
+    other = import_draft(edit(folder, norm_before_residual=True), target, draft.embed_VH)
+    assert other.config.norm_before_residual and not torch.allclose(logits(other), plain, atol=0.1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_folder_as_the_authors_of_eagle_write_it(folder, target, draft, parts):
+    edit(folder, drop=("eagle_config", "eagle_aux_hidden_state_layer_ids"), architectures=["LlamaForCausalLM"])
+    tensors = [*load_file(folder / "model.safetensors").items()]
+    (folder / "model.safetensors").unlink()
+    for part in range(parts):
+        torch.save(dict(tensors[part::parts]), folder / f"pytorch_model{f'-{part}' * (parts > 1)}.bin")
+    read = import_draft(folder, target, draft.embed_VH)
+    assert read.config.aux_layers == (2, 4, 5)
+    assert torch.equal(logits(read), logits(draft))
+
+
+@pytest.mark.parametrize("content", [{"code": print}, [torch.zeros(1)], {"step": 3}], ids=str)
+def test_a_pickle_of_more_than_tensors_is_refused(folder, target, draft, content):
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"\(pytorch_model.bin .*: save them as safetensors\)"):
+        import_draft(folder, target, draft.embed_VH)
+
+
 def test_a_full_vocabulary_needs_no_map(tmp_path, target):
     draft = make_draft(draft_vocab_size=V)
     folder = export_draft(draft, tmp_path / "full", {}, dtype=torch.float32)
@@ -113,8 +224,9 @@ def without(name):
     [
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "not a Llama-type"),
         ({"num_hidden_layers": 2}, "it has 2 layers"),
-        ({"norm_before_residual": True}, "norm_before_residual is on"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "RoPE is scaled"),
+        ({"norm_before_fc": True}, r"missing \['input_norm.weight'\]"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, r"RoPE is scaled \(yarn\)"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "there is no 'factor'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"drop": ("intermediate_size",)}, "there is no 'intermediate_size'"),
         ({"tensors": without("midlayer.hidden_norm.weight")}, r"missing \['midlayer.hidden_norm.weight'\]"),
@@ -131,7 +243,7 @@ def test_what_cannot_be_done_is_refused(folder, target, draft, changes, words):
 
 
 def test_files_that_cannot_be_read_are_refused(folder, target, draft, tmp_path):
-    with pytest.raises(CheckpointError, match="has no \\*.safetensors"):
+    with pytest.raises(CheckpointError, match="has no \\*.safetensors and no pytorch_model"):
         import_draft(tmp_path, target, draft.embed_VH)
     (folder / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -69,6 +69,8 @@ NETWORKS = [
     {"fc_norm": True},
     {"norm_output": True},
     {"fc_norm": True, "norm_output": True},
+    {"norm_before_residual": True},
+    {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
     {"hidden_size": 12},
     {"hidden_size": 20, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "intermediate_size": 10},
     {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 4},

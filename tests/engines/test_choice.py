@@ -45,6 +45,12 @@ def test_code_of_the_target_runs_in_a_server_only_when_it_is_allowed():
         assert choice.spec.trust_remote_code is choice.vllm_spec.trust_remote_code is allowed
 
 
+@pytest.mark.parametrize("on", [False, True])
+def test_cuda_graphs_are_those_of_the_server(on):
+    choice = EngineChoice("sglang", "target", "float32", frozenset({1}), cuda_graphs=on)
+    assert choice.spec.cuda_graphs is choice.vllm_spec.cuda_graphs is on
+
+
 def test_servers_are_for_sglang_alone():
     with pytest.raises(ValueError, match="the embedded engine uses none"):
         EngineChoice("embedded", "target", "float32", frozenset(), ["http://a:1"])

@@ -93,12 +93,20 @@ def test_its_bytes(outlook):
 
 
 def test_its_hours(outlook):
-    found = {time.stage: time.hours for time in outlook.times}
+    assert [time.stage for time in outlook.times] == [
+        "inference", "extraction", "training", "serving", "serving", "scaling",
+    ]  # fmt: skip
+    found = {time.stage: time.hours for time in reversed(outlook.times)}
     assert found["inference"] == pytest.approx(83_288 / 0.7 / 3600)  # 33.05; 83,288 * 788 / 830 s would be 21.97
     assert "22.0 h at 788 tokens each, 830 tok/s" in outlook.times[0].assuming
     assert found["extraction"] == pytest.approx(19, abs=0.1)
     assert found["training"] == pytest.approx(12, abs=0.1)
     assert found["serving"] == pytest.approx(32 * 2 * 3 * 512 / 90 / 3600)
+    # the grid: two chains, with graphs and without; both sides answer 32 prompts twice, and 1, 8 or 32 to warm up
+    answers = {streams: 2 * 2 * 2 * (2 * 32 + streams) for streams in (1, 8, 32)}
+    seconds = answers[1] * 512 / 90 + answers[8] * 512 / 720 + answers[32] * 512 / 830  # 32 * 90 is above 830
+    assert outlook.times[4].hours == pytest.approx(seconds / 3600)
+    assert "a grid of 12 cells: 1,864 answers of 512 tokens" in outlook.times[4].assuming
     assert outlook.most_generation_hours == pytest.approx(292.8, abs=0.1)
 
 
@@ -117,6 +125,8 @@ def test_the_plan_tells_it_all_in_120_columns(capsys):
         "together 88,088", "short 79,716 prompts, 150 at a time, answers of at most 10,240 tokens",
         "long 3,572 prompts, 32 at a time, answers of at most 16,384 tokens",
         "bf16 57,348 10.1 TB", "fp8 28,680 5.05 TB <- codec of 03_extraction", "21,504 -> 7,168 by fc",
+        "06_serving 18 min assuming 192 answers", "06_serving 1.1 h assuming a grid of 12 cells",
+        "together 75.2 h within", "06_serving, chain of 15: 16 draft tokens, without CUDA graphs",
         "exported (bfloat16) 1.97 GB", "02_inference 33.1 h assuming 83,288 answers at 0.7 a second",
         "5 draft tokens: 82.3 tok/s at accept length 2.1, 25.5 ms a cycle: pays above 2.30; it did not pay",
         *(f"python -m eagle3lab run {CASE} --only {stage}" for stage in STAGES),
@@ -125,7 +135,7 @@ def test_the_plan_tells_it_all_in_120_columns(capsys):
         assert told in flat, told
     assert not re.search(r"--speculative-algorithm EAGLE\b(?!3)", flat)
     assert max(map(len, text.splitlines())) <= 120
-    command = text.partition("chain of 15: 16 draft tokens\n")[2]
+    command = text.partition("chain of 15: 16 draft tokens\n")[2].partition("  06_serving")[0]
     assert all(line.endswith(" \\") for line in command.splitlines()[:-1]), "the lines are one command to a shell"
     words = shlex.split(command.replace("\\\n", ""))
     assert words[:3] == ["python", "-m", "sglang.launch_server"]

@@ -7,22 +7,24 @@ import pytest
 import torch
 from repository import ROOT
 
-from eagle3lab.analysis import bench_row
+from eagle3lab.analysis import bench_row, breakeven, lossless
+from eagle3lab.data.adapters import ADAPTERS
 from eagle3lab.data.limits import SETTINGS, Limits, plan_sets
-from eagle3lab.data.sources import SETS
+from eagle3lab.data.sources import HUB, SETS
 from eagle3lab.draft.aux_layers import default_aux_layers
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
+from eagle3lab.engines.servers.own_flags import SGLANG, VLLM, own_flag
 from eagle3lab.engines.sglang.arguments import launch_arguments
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.features.codec import Codec
 from eagle3lab.features.store import FeatureWriter
-from eagle3lab.workbench import estimates, known_sets
+from eagle3lab.workbench import estimates, known_sets, standing
 from eagle3lab.workbench.assumptions import read_assumptions
 from eagle3lab.workbench.outlook import chosen_layers, drafter, reckon
 from eagle3lab.workbench.params import resolve_parameters
-from eagle3lab.workbench.server_commands import server_commands
+from eagle3lab.workbench.server_commands import OWN_FLAGS, names_no_own_flag, server_commands
 from eagle3lab.workbench.stages import STAGES
 
 PLANNED = sorted(path.parent.name for path in (ROOT / "params").glob("*/plan.yaml"))
@@ -42,6 +44,7 @@ def test_the_profiles_of_real_targets_can_be_planned():
 
 def test_the_names_of_sets_and_options_are_those_of_the_data_room():
     assert known_sets.KNOWN_SETS == tuple(SETS)
+    assert (known_sets.ADAPTERS, known_sets.HUB) == (tuple(ADAPTERS), HUB)
     assert set(known_sets.NO_ADDRESS) == {s.name for s in SETS.values() if not (s.path or s.package or s.hub)}
     assert set(known_sets.SET_OPTIONS) == {field.name for field in fields(Limits)} | set(SETTINGS)
 
@@ -109,8 +112,22 @@ def test_the_bytes_of_a_token_are_those_of_the_codec(codec, vocab_size, share):
     assert estimates.bytes_per_token(codec, 7168, 3, share, vocab_size) == real
 
 
+@pytest.mark.parametrize(("parameter", "own"), [("server_options", SGLANG), ("vllm_options", VLLM)])
+def test_flags_that_no_parameter_may_write_are_those_that_no_specification_takes(parameter, own):
+    assert OWN_FLAGS[parameter] == own
+    forms = [form for flag in own for form in (flag, f"{flag}=1", f"{flag[:-1]}x", flag[:-1], flag.replace("-", "_"))]
+    for word in [*forms, "--tp-size", "--cuda-graph-max-bs-decode", "--specialize-active-lora", "--", "-1", "EAGLE"]:
+        assert names_no_own_flag([word], parameter) == (own_flag(word, own) is None), word
+
+
 def test_break_even_is_that_of_the_benchmark():
     assert estimates.break_even(2.1, 82.3, 90.0) == pytest.approx(bench_row.break_even(2.1, 82.3, 90.0))
+
+
+def test_status_reads_a_benchmark_as_the_benchmark_means_it():
+    assert standing.SAME_DISTRIBUTION == lossless.LEVEL
+    text = f"{breakeven.NOT_MEASURABLE} at one stream: the machine was busy"
+    assert not standing.measurable({"advice": [text]}) and standing.measurable({"advice": ["speculate with"]})
 
 
 @planned
@@ -138,5 +155,30 @@ def test_the_servers_shown_are_those_that_are_started(profile, resolved):
     assert [command for _, command in shown["extraction"]] == [captured]
     chain = started("diagnostics", draft="DRAFT", num_steps=resolved[profile]["diagnostics"]["num_steps"])
     assert [command for _, command in shown["diagnostics"]] == [captured, chain]
-    chains = [started("serving", draft="DRAFT", num_steps=n) for n in resolved[profile]["serving"]["num_steps"]]
-    assert [command for _, command in shown["serving"]] == [started("serving"), *chains]
+    benchmarks = [
+        started("serving", cuda_graphs=on, **chain)
+        for on in (True, False)  # the grid asks all of them once more without CUDA graphs
+        for chain in ({}, *({"draft": "DRAFT", "num_steps": n} for n in resolved[profile]["serving"]["num_steps"]))
+    ]
+    assert [command for _, command in shown["serving"]] == benchmarks
+    names = [name for name, _ in shown["serving"]]
+    half = len(names) // 2
+    assert names[half:] == [f"{name}, without CUDA graphs" for name in names[:half]]
+
+
+def test_the_trees_of_a_grid_are_shown_as_they_are_started(resolved):
+    values = resolved["kimi_k25"]["serving"] | {"grid_topk": [1, 4], "grid_draft_tokens": [8], "num_steps": [3]}
+    shown = dict(server_commands("serving", values))
+    assert list(shown) == [
+        "baseline", "chain of 3: 4 draft tokens", "tree of 3, topk 4: 8 draft tokens",
+        "baseline, without CUDA graphs", "chain of 3: 4 draft tokens, without CUDA graphs",
+        "tree of 3, topk 4: 8 draft tokens, without CUDA graphs",
+    ]  # fmt: skip
+    for name, command in shown.items():
+        if name.startswith("tree"):
+            spec = ServerSpec(
+                values["target"], draft="DRAFT", num_steps=3, topk=4, num_draft_tokens=8, trust_remote_code=True,
+                cuda_graphs="without" not in name, extra=tuple(values["server_options"]),
+            )  # fmt: skip
+            assert command.replace("PORT", str(PORT)).split()[3:] == launch_arguments(spec, RELEASE, PORT)
+    assert len(server_commands("serving", values | {"grid_concurrency": []})) == 2

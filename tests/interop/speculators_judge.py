@@ -1,10 +1,11 @@
 """Run in a process of its own, speculators on its path: it converts and opens our drafter, and writes a dump.
 
 Usage: speculators_judge.py FOLDER AUX_LAYER ... It reads ours/ (a drafter), target/, exported/ (features) and
-row.safetensors (ids [T], aux [T, A H], states [T, A + 1, H]) there, and writes converted/ (a drafter), dump/ (features)
-and found.safetensors.
+row.safetensors (ids [T], aux [T, A H], states [T, A + 1, H]) there, and writes converted/, residual/ and trained/
+(drafters: see `main` and `trained_by_default`), dump/ (features) and found.safetensors.
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -20,20 +21,18 @@ from speculators.train.vocab_mapping import build_vocab_mappings_from_distributi
 
 
 def main(folder: Path, aux_layers: list[int]) -> None:
-    row = load_file(folder / "row.safetensors")
-    Eagle3Converter().convert(
-        folder / "ours", folder / "converted", str(folder / "target"), validate=False,
-        eagle_aux_hidden_state_layer_ids=aux_layers,
-    )  # fmt: skip
-    config = Eagle3SpeculatorConfig.from_pretrained(folder / "converted")
-    config.transformer_layer_config._attn_implementation = "eager"
-    model = Eagle3DraftModel.from_pretrained(folder / "converted", config=config).float().eval()
-    seen = []
-    model.lm_head.register_forward_hook(lambda _, __, logits: seen.append(logits[0].detach().clone()))
-    T = len(row["ids"])
-    with torch.no_grad():
-        model(row["aux"][None], row["ids"][None], document_ids=torch.zeros(1, T, dtype=torch.long), ttt_steps=1)
-    found = {"logits": seen[0], "d2t": model.d2t.clone(), "target_layer_ids": torch.tensor(model.target_layer_ids)}
+    row, found = load_file(folder / "row.safetensors"), {}
+    for name, norm_before_residual in (("residual", True), ("converted", False)):
+        Eagle3Converter().convert(
+            folder / "ours", folder / name, str(folder / "target"), validate=False,
+            norm_before_residual=norm_before_residual, eagle_aux_hidden_state_layer_ids=aux_layers,
+        )  # fmt: skip
+        config = Eagle3SpeculatorConfig.from_pretrained(folder / name)
+        config.transformer_layer_config._attn_implementation = "eager"
+        model = Eagle3DraftModel.from_pretrained(folder / name, config=config).float().eval()
+        found[f"{name}.logits"] = logits(model, row)
+    found |= {"d2t": model.d2t.clone(), "target_layer_ids": torch.tensor(model.target_layer_ids)}
+    found["trained.logits"] = logits(trained_by_default(folder / "trained", model), row)
     found |= trained_on(folder / "exported", model)
     (folder / "dump").mkdir()
     save_file({"token_ids": row["ids"], "hidden_states": row["states"]}, folder / "dump" / "hs_0.safetensors")
@@ -43,6 +42,28 @@ def main(folder: Path, aux_layers: list[int]) -> None:
         folder / "dump" / "hs_1.safetensors",
     )
     save_file(found, folder / "found.safetensors")
+
+
+@torch.no_grad()
+def logits(model: Eagle3DraftModel, row: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of the first two steps of a row [2, T, W]; the second is fed what the first put out, and the next id."""
+    seen, T = [], len(row["ids"])
+    hook = model.lm_head.register_forward_hook(lambda _, __, logits: seen.append(logits[0].clone()))
+    model(row["aux"][None], row["ids"][None], document_ids=torch.zeros(1, T, dtype=torch.long), ttt_steps=2)
+    hook.remove()
+    return torch.stack(seen)
+
+
+@torch.no_grad()
+def trained_by_default(folder: Path, model: Eagle3DraftModel) -> Eagle3DraftModel:
+    """Saves a drafter of the same weights with the options that `speculators train` turns on where nothing is said."""
+    config = copy.deepcopy(model.config)
+    config.norm_before_residual = config.norm_before_fc = config.norm_output = True
+    theirs = Eagle3DraftModel(config).float().eval()
+    assert theirs.load_state_dict(model.state_dict(), strict=False).missing_keys == ["input_norm.weight"]
+    theirs.input_norm.weight.uniform_(0.5, 2, generator=torch.Generator().manual_seed(2))
+    theirs.save_pretrained(folder)
+    return theirs
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ Each runs in a process of its own (specforge_judge.py, speculators_judge.py): th
 imports in a folder of their own, so that nothing of theirs enters the environment.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -117,6 +118,17 @@ def our_logits(draft, row):
     return draft.logits(y_TH)
 
 
+def our_two_steps(draft, row):
+    """Logits of a chain of two drafts from every slot but the last, [2, T - 1, W]."""
+    chains = []
+    for slot in range(T - 1):
+        seen, ids, cache = slice(slot + 1), row.input_ids_T, draft.new_cache(T)
+        first = draft.forward_cached(draft.fuse(row.aux_TAH[seen]), ids[seen], torch.arange(slot + 1), cache)[-1:]
+        second = draft.forward_cached(first, ids[slot + 1 : slot + 2], torch.tensor([slot + 1]), cache)
+        chains.append(draft.logits(torch.cat([first, second])))
+    return torch.stack(chains, dim=1)
+
+
 def offsets(draft):
     return draft.target_ids_W - torch.arange(len(draft.target_ids_W))
 
@@ -144,16 +156,28 @@ def test_specforge_reads_the_features_we_export(specforge, row):
 
 def test_speculators_converts_our_drafter_and_computes_its_logits(speculators, draft, row):
     _, found = speculators
-    torch.testing.assert_close(found["logits"], our_logits(draft, row), **CLOSE)
+    torch.testing.assert_close(found["converted.logits"][:, :-1], our_two_steps(draft, row), **CLOSE)
     assert torch.equal(found["d2t"], offsets(draft))
     assert tuple(found["target_layer_ids"].tolist()) == AUX_LAYERS
 
 
-def test_we_compute_the_logits_of_a_drafter_that_speculators_saved(speculators, draft, row):
+@pytest.mark.parametrize(
+    ("saved", "options"),
+    [
+        ("converted", ()),
+        ("residual", ("norm_before_residual",)),
+        ("trained", ("norm_output", "norm_before_residual", "norm_before_fc")),  # what its training turns on by itself
+    ],
+)
+def test_we_compute_the_logits_of_a_drafter_that_speculators_saved(speculators, draft, row, saved, options):
     folder, found = speculators
-    theirs = import_draft(folder / "converted", folder / "target", draft.embed_VH)  # its config names the layers
-    assert theirs.config.aux_layers == AUX_LAYERS
-    torch.testing.assert_close(our_logits(theirs, row), found["logits"], **CLOSE)
+    theirs = import_draft(folder / saved, folder / "target", draft.embed_VH)  # its config names the layers
+    assert theirs.config == dataclasses.replace(
+        draft.config, target_architecture="LlamaForCausalLM", **dict.fromkeys(options, True)
+    )
+    torch.testing.assert_close(our_two_steps(theirs, row), found[f"{saved}.logits"][:, :-1], **CLOSE)
+    others = [name for name in ("converted", "residual", "trained") if name != saved]
+    assert not any(torch.allclose(found[f"{other}.logits"], found[f"{saved}.logits"], atol=0.1) for other in others)
 
 
 def test_we_read_a_dump_in_fp8_that_speculators_quantised(speculators, row, tmp_path):

@@ -76,7 +76,7 @@ def test_the_installed_parser_takes_every_argument(target):
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (("--speculative-num-stepz", "3"), "unrecognized arguments: --speculative-num-stepz"),
+        (("--chunked-prefill-sizes", "3"), "unrecognized arguments: --chunked-prefill-sizes"),
         (("--chunked-prefill-size", "many"), "--chunked-prefill-size: invalid int value: 'many'"),
         (("--load-format", "pickle"), "--load-format: invalid choice: 'pickle'"),
         (("--enable-metrics", "yes"), "unrecognized arguments: yes"),

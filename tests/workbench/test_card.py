@@ -95,7 +95,40 @@ def test_a_hub_reads_the_front_matter(records, tmp_path):
     found = ModelCard.load(folder / "README.md").data
     assert (found.base_model, found.license, found.library_name) == ("owner/Model-1B", "apache-2.0", "sglang")
     assert {"eagle3", "speculative-decoding"} <= set(found.tags) and found.pipeline_tag == "text-generation"
-    assert ModelCard(card(run)).data.license == "unknown"
+    own = ModelCard(card(run, Given("other", license_name="modified-mit"))).data
+    assert (own.license, own.license_name) == ("other", "modified-mit")
+
+
+def test_a_license_that_nobody_stated_is_left_out_and_asked_for(records):
+    text = card(training_run("tiny"))
+    assert "\nlicense" not in text.split("---")[1] and ModelCard(text).data.license is None
+    assert "whoever publishes this drafter must state one" in text
+    assert "inherits the terms of the target's license (see the model card of owner/Model-1B)" in text
+    assert "The drafter's license is mit, as its maker states." in card(training_run("tiny"), Given("mit"))
+    for wrong in ({"license": "other"}, {"license_name": "mine"}, {"license": "mit", "license_name": "mine"}):
+        with pytest.raises(ValueError, match="--license other --license-name NAME"):
+            Given(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"README.md": "---\nlicense: llama3.2\n---\n# x"}, " (README.md of the target names llama3.2)"),
+        ({"README.md": "no front matter", "LICENSE.txt": "x"}, " (its folder holds LICENSE.txt)"),
+        ({"README.md": "---\n: [\n---\n"}, ""),
+        ({"README.md": "---\nlicense: other\n---\n", "LICENSE": "x"},
+         " (README.md of the target names other; its folder holds LICENSE)"),
+    ],
+)  # fmt: skip
+def test_a_target_in_a_folder_tells_where_its_license_stands(records, tmp_path, files, told):
+    folder = tmp_path / "models/Mine"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    record = json.loads((records.runs / "tiny-training-1/run.json").read_text())
+    record["parameters"]["target"]["value"] = str(folder)
+    (records.runs / "tiny-training-1/run.json").write_text(json.dumps(record))
+    assert f"inherits the terms of the target's license{told}.\n" in card(training_run("tiny"))
 
 
 def test_the_folder_holds_the_drafter_as_it_was_exported_and_the_run_stays_as_it_was(records, tmp_path):
@@ -143,6 +176,12 @@ def test_numbers_are_those_of_the_newest_measurement_with_their_setting(records)
     assert row(text, "baseline")[2:5] == ["21.8", "", ""]
     assert "4 held-out prompts, at most 32 tokens each, 2 rounds, on 2 cores of Some CPU" in text
     assert "--speculative-num-steps 1 " in text and "--speculative-num-draft-tokens 2" in text
+    busy = "not measurable at one stream: baseline rounds 5.1 to 16.3 tok/s: the machine was busy"
+    results = json.loads((records.runs / "tiny-serving-1/results.json").read_text()) | {"advice": [busy]}
+    (records.runs / "tiny-serving-1/results.json").write_text(json.dumps(results))
+    text = card(training_run("tiny"))
+    assert row(text, "chain 1")[5] == "not measurable" and row(text, "baseline")[5] == ""
+    assert "Above its break-even" not in text and f"- 06_serving: {busy}." in text
 
 
 def test_a_diagnosis_of_somebody_elses_drafter_is_not_this_ones(records):

@@ -16,7 +16,7 @@ from eagle3lab.workbench.standing import standing_warnings
 ROWS = [
     {"check": "cores", "found": "2", "expected": "2 or more", "verdict": "ok", "remedy": "", "command": ""},
     {"check": "versions", "found": "torch 2.0", "expected": "2.13", "verdict": "warning", "remedy": "install the lock",
-     "command": ""},
+     "command": "python -m eagle3lab params doctor --profile PROFILE"},
     {"check": "aux layers", "found": "[2, 2, 1] collide", "expected": "different layers of 4", "verdict": "fault",
      "remedy": "set aux_layers", "command": 'python -m eagle3lab run PROFILE --from extraction'},
 ]  # fmt: skip
@@ -35,6 +35,7 @@ def test_the_doctor_of_a_profile_tells_what_it_found_and_fails_by_a_fault(lab, c
     told = capsys.readouterr().out
     for words in ("FAULT       aux layers: [2, 2, 1] collide", "-> set aux_layers", "warning     versions: torch 2.0"):
         assert words in told
+    assert told.count("aux layers") == 1  # each fault once
     assert "$ python -m eagle3lab run tiny --from extraction" in told and "PROFILE" not in told
     (run,) = lab.folders()
     assert main(["status", "tiny"]) == 0
@@ -53,7 +54,9 @@ def test_a_stage_that_ends_well_says_what_was_lost_and_so_does_one_that_is_uncha
     )  # fmt: skip
     for _ in range(2):
         assert main(["run", "tiny", "--only", "data_prep"]) == 0
-        assert f"    {lost}\n" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"    {lost}\n" in told and "nbconvert --to html PATH" in told
+        assert told.endswith(f"  runs/{lab.folders()[0]}/01_data_prep.ipynb\n")
     assert standing_warnings({"data_prep": {"lost_rows": lost}}) == [("data_prep", lost)]
     assert standing_warnings({"data_prep": {"lost_rows": None}, "doctor": {"faults": []}}) == []
 

@@ -1,6 +1,7 @@
 """What a finished chain prints."""
 
 import json
+import os
 
 from eagle3lab.workbench.closing import closing_text
 
@@ -25,3 +26,20 @@ def test_headlines_figures_and_reports_in_the_order_of_the_stages(tmp_path):
     ]
     assert lines[4] == "Figures" and lines[5].endswith("one/curve.x") and lines[6] == "Reports"
     assert lines[7].endswith("two/status.x") and "draft.x" not in text
+    assert "Notebooks" not in text
+
+
+def test_executed_notebooks_and_how_to_read_them(tmp_path):
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        for file in ("results.json", "manifest.json"):
+            (tmp_path / name / file).write_text("{}")
+    notebook = tmp_path / "one/05_diagnostics.ipynb"
+    for path in (notebook, tmp_path / "two/06_serving.ipynb", tmp_path / "two/06_serving.html"):
+        path.write_text("x")
+    runs = [("diagnostics", tmp_path / "one"), ("serving", tmp_path / "two"), ("scaling", tmp_path / "three")]
+    head, *lines = closing_text(runs).strip().splitlines()
+    assert head.startswith("Notebooks as they ran") and "jupyter nbconvert --to html PATH" in head
+    assert [line.strip() for line in lines] == [str(notebook), str(tmp_path / "two/06_serving.html")]
+    os.utime(tmp_path / "two/06_serving.html", (0, 0))  # a page of an earlier run
+    assert closing_text(runs).endswith("two/06_serving.ipynb")

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from eagle3lab.workbench.lineage import UpstreamError, ancestors
+from eagle3lab.workbench.lineage import UpstreamError, ancestors, finished_run
 from eagle3lab.workbench.opening import open_run
 from eagle3lab.workbench.params import ParameterError
 from eagle3lab.workbench.plan import plan
@@ -197,3 +197,15 @@ def test_another_manner_of_working_finds_the_same_run_and_goes_on_with_it(lab):
     assert planned(servers=["http://a:1"]) == (True, True, moved)
     assert planned(servers=["http://a:1"], times=5) == (False, True, "parameters changed: times 2 -> 5")
     assert opened("inference", servers=[], times=5).id != run_id
+
+
+def test_a_finished_run_is_taken_of_any_stage_that_is_asked_for(lab):
+    made("data_prep")
+    _, extraction, training = made_to_training()
+    runs = lab.root / "runs"
+    found = finished_run(("training", "scaling"), training, runs)
+    assert (found.stage, found.id, found.folder) == ("training", training, runs / training)
+    with pytest.raises(UpstreamError, match=f"'{extraction}' must be a finished training or scaling run .*: it is"):
+        finished_run(("training", "scaling"), extraction, runs)
+    with pytest.raises(UpstreamError, match="'gone' must be a finished training run .*: there is none"):
+        finished_run("training", "gone", runs)

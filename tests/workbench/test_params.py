@@ -171,12 +171,65 @@ def test_impossible_combinations_are_refused_before_a_kernel(lab):
     assert violations({"engine": "sglang", "codec": "fp8+top16"})
     assert not violations({"engine": "embedded", "codec": "fp8+top16"})
     assert violations({"amounts": [100, 100]}) and not violations({"amounts": [100, 200]})
+    assert violations({"amounts": [0, 100]}) and violations({"amounts": [200, 100]})
+    assert violations({"vary": "rows", "amounts": [1.5]}) and not violations({"vary": "lr", "amounts": [0.001, 0.002]})
+    assert violations({"train_seeds": [0, 0]}) and violations({"train_seeds": [-1]})
+    assert not violations({"train_seeds": [0, 1]})
     assert violations({"num_steps": [3, 0]}) and not violations({"num_steps": [1, 3]})
     assert violations({"topk": 1, "num_steps": 3, "num_draft_tokens": 8})
     assert not violations({"draft_vocab_size": None, "aux_layers": None})
     assert violations({"processes": 2, "accumulate": 1}) and not violations({"processes": 2, "accumulate": 3})
     assert violations({"export_best": True, "heldout_rows": 0})
     assert not violations({"export_best": True, "heldout_rows": 2})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "told"),
+    [
+        ({"grid_topk": [1, 4], "grid_draft_tokens": []}, {"grid_topk": [1, 4], "grid_draft_tokens": [8]}, "trees"),
+        (
+            {"grid_concurrency": [1, 64], "bench_prompts": 32, "second_turns": False},
+            {"grid_concurrency": [1, 64], "bench_prompts": 32, "second_turns": True},  # each prompt is asked twice
+            "at least as many requests as the largest concurrency",
+        ),
+        (
+            {"grid_concurrency": [1], "grid_topk": [1], "grid_temperatures": [], "grid_cuda_graphs": [True]},
+            {"grid_concurrency": [], "grid_topk": [1], "grid_temperatures": [], "grid_cuda_graphs": [True]},
+            "at least one value of each",
+        ),
+        (
+            {"engine": "embedded", "grid_concurrency": [1, 2], "grid_topk": [1]},
+            {"engine": "sglang", "grid_concurrency": [1, 2], "grid_topk": [1]},
+            "one request at a time",
+        ),
+        ({"servers": ["http://a:1"], "beside": "none"}, {"servers": ["http://a:1"], "concurrency": 150}, "needs two"),
+        ({"servers": ["http://a:1"] * 3, "beside": "none"}, {"servers": ["a", "b"], "beside": "none"}, "without a dr"),
+        ({"grid_concurrency": [0]}, {"grid_concurrency": []}, "grid_concurrency = 0: must be at least 1"),
+        ({"grid_temperatures": [-0.1]}, {"grid_temperatures": [0.0]}, "must be at least 0"),
+        ({"long_concurrency": 0}, {"long_concurrency": 1}, "must be at least 1"),
+        ({"draft_head_dim": 0}, {"draft_head_dim": None}, "must be at least 1"),
+        ({"draft_head_dim": 63}, {"draft_head_dim": 64}, "must be even"),
+    ],
+)
+def test_values_that_would_end_a_stage_late_are_refused(wrong, right, told):
+    [line] = violations(wrong)
+    assert told in line and violations(right) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-algorithm", "EAGLE"], ["--speculative-algorithm=EAGLE"], ["--speculative-alg", "EAGLE"],
+        ["--tp-size", "8", "--model-path", "m"], ["--port=1"], ["--dtype", "half"], ["--disable-cuda-graph"],
+    ],
+)  # fmt: skip
+def test_a_flag_that_the_workbench_writes_is_refused_among_the_servers_options(words):
+    [line] = violations({"server_options": words})
+    assert line.startswith(f"server_options = {words!r}: --speculative-*, --model-path, ")
+    assert "the later one would win" in line
+    assert violations({"server_options": ["--tp-size", "8", "--cuda-graph-max-bs-decode", "150"]}) == []
+    assert violations({"vllm_options": ["--speculative-config", "{}"]}) and violations({"vllm_options": ["-sc", "{}"]})
+    assert violations({"vllm_options": ["--max-num-seqs", "2", "--enforce-eager"]}) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import psutil
 import pytest
 
+from eagle3lab.workbench.files import write_json_atomic
 from eagle3lab.workbench.opening import open_run
 from eagle3lab.workbench.records import read_record, write_record
 from eagle3lab.workbench.status import shown_time, status
@@ -43,7 +44,7 @@ def test_status_from_records_alone(lab):
     assert report.key_files[0]["path"] == f"runs/{made.id}/prompts.txt"
     text = report.to_markdown()
     assert "## Done" in text and f"| tiny | 01_data_prep | {made.id}" in text
-    assert status("nowhere").to_markdown().count("nothing") == 7
+    assert status("nowhere").to_markdown().count("nothing") == 8
 
 
 def test_headlines_are_kept_in_order_and_once(lab):
@@ -84,3 +85,148 @@ def test_the_status_run_that_asks_is_the_writer_not_a_running_stage(lab, monkeyp
 def test_times_are_shown_for_readers():
     assert shown_time("2026-11-29T16:53:21.764+00:00") == "2026-11-29 16:53 UTC"
     assert shown_time("2026-11-29T17:53:21+01:00") == "2026-11-29 16:53 UTC"
+
+
+NEEDS = {
+    "data_prep": (), "inference": ("data_prep",), "extraction": ("inference",), "training": ("extraction",),
+    "diagnostics": ("training", "inference"), "serving": ("training", "data_prep"),
+    "scaling": ("training", "extraction", "inference", "serving"),
+}  # fmt: skip
+
+
+class Written:
+    """Runs as their records tell them. A run is named by its stage and a letter; its headline is its id."""
+
+    def __init__(self, root):
+        self.runs, self.minute = root / "runs", 0
+
+    def add(self, stage, letter, above="", profile="tiny", state="ok", draft=None, **needs):
+        """above: the letter of the runs it was made from; needs: another letter for one of them, None for none."""
+        self.minute += 1
+        run_id, upstream = f"{profile}-{stage}-{letter}", {}
+        for name in NEEDS[stage]:
+            if made_from := needs.get(name, above):
+                upstream[name] = {"run_id": made_from if "-" in made_from else f"{profile}-{name}-{made_from}"}
+        record = {
+            "run_id": run_id, "stage": stage, "profile": profile, "state": state, "seconds": 60.0, "error": None,
+            "started": f"2026-01-01T00:{self.minute:02d}:00.000+00:00", "ended": "2026-01-01T01:00:00.000+00:00",
+            "upstream": upstream, "parameters": {"draft": {"value": draft, "origin": "test"}} if draft else {},
+            "device": {"host": "another machine"}, "pid": 1, "pid_started": 1.0,
+        }  # fmt: skip
+        (self.runs / run_id).mkdir(parents=True)
+        for name, value in (("run", record), ("manifest", {}), ("results", {"headline": [run_id]})):
+            write_json_atomic(self.runs / run_id / f"{name}.json", value)
+        return run_id
+
+    def chain(self, letter, stages=tuple(NEEDS), profile="tiny"):
+        return [self.add(stage, letter, letter, profile) for stage in stages]
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLE3LAB_ROOT", str(tmp_path))
+    return Written(tmp_path)
+
+
+def others(report):
+    return [(row["stage"], row["run"], row["belongs to"], row["result"]) for row in report.others]
+
+
+def upcoming(report):
+    return [(row["stage"], row["when"]) for row in report.next]
+
+
+@pytest.mark.parametrize(
+    ("done", "running", "expected"),
+    [
+        (4, ["diagnostics"], [("06_serving", "now")]),  # it needs 04 and 01
+        (4, ["serving"], [("05_diagnostics", "now"), ("07_scaling", "after 06_serving")]),
+        (4, ["diagnostics", "serving"], [("07_scaling", "after 06_serving")]),
+        (3, ["training"], [("05_diagnostics", "after 04_training"), ("06_serving", "after 04_training")]),
+        (1, ["inference"], [("03_extraction", "after 02_inference")]),
+        (6, [], [("07_scaling", "now")]),
+        (7, [], []),
+    ],
+)
+def test_what_comes_next_is_told_by_what_each_stage_needs(written, done, running, expected):
+    written.chain("a", tuple(NEEDS)[:done])
+    for stage in running:
+        written.add(stage, "b", "a", state="running")
+    assert upcoming(status("runs")) == expected
+
+
+def test_of_two_stages_that_can_begin_the_second_stands_alone(written):
+    written.chain("a", tuple(NEEDS)[:4])
+    assert [row["command"] for row in status("runs").next] == [
+        "python -m eagle3lab run tiny --from diagnostics",
+        "python -m eagle3lab run tiny --only serving",
+    ]
+
+
+def test_numbers_of_somebodys_drafter_are_not_shown_as_those_of_the_chain(written):
+    chain = written.chain("a")
+    written.add("diagnostics", "x", "a", draft="/models/theirs", training=None)
+    written.add("diagnostics", "y", "a", draft="/models/theirs")
+    written.add("diagnostics", "z", "a", draft="/models/more", state="failed")
+    report = status("runs")
+    assert [row["run"] for row in report.done] == chain == [row["result"] for row in report.numbers]
+    theirs = ("05_diagnostics", "tiny-diagnostics-y", "drafter /models/theirs", "tiny-diagnostics-y")
+    assert others(report) == [theirs] and report.next == []
+    assert [row["stage"] for row in report.stopped] == ["05_diagnostics, drafter /models/more"]
+    written.add("diagnostics", "b", "a")  # the chain measured again: what was found of theirs stays theirs
+    report = status("runs")
+    assert "tiny-diagnostics-b" in [row["run"] for row in report.done] and others(report) == [theirs]
+    assert "| drafter /models/theirs |" in report.to_markdown()
+
+
+def test_a_new_training_leaves_the_measurements_of_the_old_one(written):
+    written.chain("a")
+    new = written.add("training", "b", "a")
+    report = status("runs")
+    upstream = [f"tiny-{stage}-a" for stage in ("data_prep", "inference", "extraction")]
+    assert [row["run"] for row in report.done] == [*upstream, new]
+    assert upcoming(report) == [("05_diagnostics", "now"), ("06_serving", "now")]
+    old = "made from tiny-training-a"
+    assert [row["belongs to"] for row in report.others] == [old] * 3
+    measured = written.add("diagnostics", "c", "a", training="b")
+    report = status("runs")
+    assert [row["run"] for row in report.done] == [*upstream, new, measured]
+    assert [row["stage"] for row in report.others] == ["06_serving", "07_scaling"]
+
+
+def test_a_chain_stands_with_what_it_was_made_from_and_newer_data_beside_it(written):
+    chain = written.chain("a")
+    written.add("data_prep", "b")
+    written.add("inference", "b", "b")
+    report = status("runs")
+    assert [row["run"] for row in report.done] == chain
+    assert [(stage, belongs) for stage, _, belongs, _ in others(report)] == [
+        ("01_data_prep", "newer than the chain above"),
+        ("02_inference", "made from tiny-data_prep-b"),
+    ]
+
+
+def test_before_a_training_the_stage_that_came_furthest_decides(written):
+    written.chain("a", ("data_prep", "inference"))
+    written.add("data_prep", "b")
+    report = status("runs")
+    assert [row["run"] for row in report.done] == ["tiny-data_prep-a", "tiny-inference-a"]
+    assert upcoming(report) == [("03_extraction", "now")]
+
+
+def test_a_scaling_of_an_older_serving_is_of_another_chain(written):
+    written.chain("a")
+    written.add("serving", "b", "a")
+    report = status("runs")
+    assert [row["run"] for row in report.done][-1] == "tiny-serving-b"
+    assert others(report) == [("07_scaling", "tiny-scaling-a", "made from tiny-serving-a", "tiny-scaling-a")]
+
+
+def test_runs_of_another_profile_that_a_chain_was_made_from_belong_to_it(written):
+    base = written.chain("a", ("data_prep", "inference", "extraction"), profile="base")
+    made = written.add("training", "b", extraction=base[-1])
+    report = status("runs", "tiny")
+    assert [(row["profile"], row["run"]) for row in report.done] == [("tiny", run) for run in [*base, made]]
+    assert upcoming(report) == [("05_diagnostics", "now"), ("06_serving", "now")]
+    theirs = written.add("serving", "c", training="base-training-z", data_prep=base[0])
+    assert others(status("runs", "tiny")) == [("06_serving", theirs, "made from base-training-z", theirs)]

@@ -10,6 +10,7 @@ import pytest
 from eagle3lab.workbench.cli import main
 from eagle3lab.workbench.files import append_jsonl, write_json_atomic
 from eagle3lab.workbench.processes import own_identity
+from eagle3lab.workbench.stages import STAGES
 from eagle3lab.workbench.standing import standing_warnings
 from eagle3lab.workbench.status import status
 
@@ -29,7 +30,8 @@ def add(runs, profile, stage, state="ok", started=None, ended=None, error=None, 
     record = {
         "run_id": run_id, "stage": stage, "profile": profile, "state": state, "started": started,
         "ended": None if state == "running" else ended, "seconds": 3600.0, "error": error,
-        "device": {"host": platform.node()}, **own_identity(),
+        "device": {"host": platform.node()}, **own_identity(), "parameters": {},
+        "upstream": {name: {"run_id": f"{name}-{profile}"} for name in STAGES[stage].needs},
     }  # fmt: skip
     folder.mkdir(parents=True)
     write_json_atomic(folder / "run.json", record)
@@ -182,7 +184,7 @@ def test_the_page_holds_the_same_and_escapes_it(case):
     assert not {"b", "script", "link", "img"} & set(page.tags)
     for row in [*case.done, *case.running, *case.warnings, *case.next]:
         assert {str(value) for value in row.values() if value != ""} <= set(page.cells)
-    headings = ["Done", "Running", "Stopped", "Next", "Warnings", "Numbers", "Key files"]
+    headings = ["Done", "Running", "Stopped", "Next", "Warnings", "Numbers", "Others", "Key files"]
     assert [cell for cell in page.cells if cell in headings] == headings
     markdown = case.to_markdown()
     assert re.findall(r"^## (.*)$", markdown, re.M) == headings

@@ -8,14 +8,12 @@ from eagle3lab.analysis.doctor.catalogue import CATALOGUE, causes_excluded, caus
 from eagle3lab.analysis.doctor.draft import check_contexts, check_draft_vocabulary
 from eagle3lab.analysis.doctor.examine import Subject, run_doctor
 from eagle3lab.analysis.doctor.machine import (
-    available_memory,
     check_cores,
     check_disk,
     check_hours,
     check_kernelspec,
     check_leftover_servers,
     check_leftovers,
-    check_memory,
     check_python,
     check_versions,
     free_disk,
@@ -38,7 +36,6 @@ __all__ = [
     "Subject",
     "as_json",
     "as_text",
-    "available_memory",
     "causes_excluded",
     "causes_shown",
     "check_aux_layers",
@@ -54,7 +51,6 @@ __all__ = [
     "check_kernelspec",
     "check_leftover_servers",
     "check_leftovers",
-    "check_memory",
     "check_python",
     "check_target",
     "check_versions",

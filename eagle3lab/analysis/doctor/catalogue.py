@@ -51,9 +51,10 @@ CATALOGUE = (
         "chat template or system prompt different between data and serving",
         (
             "template as served", "template without a clock", "prompts as the template renders them",
-            "prompts end as the template does", "server template", PARITY,
+            "prompts end as the template does", "server template",
         ), "template",
-        "What a client adds to its requests is not in any file; served prompt ids are compared in 05_diagnostics.",
+        "`doctor --server` compares the server's template where the server's tokenizer folder is on this machine. "
+        "05_diagnostics sends token ids, which no template touches, and what a client adds is in no file.",
     ),
     Failure("loss mask all zero or all one", ("corpus loss masks", "features loss masks")),
     Failure("reasoning text blanked by the template (Kimi)", ("thoughts kept",)),

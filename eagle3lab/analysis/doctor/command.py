@@ -24,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m eagle3lab doctor",
         usage="%(prog)s PROFILE\n       %(prog)s [--target TARGET] [--draft DRAFT] [--launch] ...",
         description="Check what lies between you and speed: this machine with a profile, or artefacts and servers.",
+        epilog="One check needs served answers, and is made by notebook 05_diagnostics: are simulated and served "
+        "verifications the same (python -m eagle3lab run PROFILE --only diagnostics).",
     )
     made.add_argument(
         "profile", nargs="?", metavar="PROFILE",
@@ -53,6 +55,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--algorithm", help="what the server will be started with; EAGLE3 when left out")
     made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     made.add_argument("--release", default=SERVER.partition("==")[2], help="the SGLang release that serves")
+    made.add_argument(
+        "--recapture", action="store_true",
+        help="also run the target over a few rows of the features once more, in this process: are the states the same",
+    )  # fmt: skip
     made.add_argument("--no-vllm", action="store_true", help="the drafter will not be served with vLLM")
     made.add_argument("--sample", type=int, default=64, help="rows looked at")
     made.add_argument("--trust-remote-code", action="store_true", help="run the code in the target's folder")
@@ -66,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.profile:
         made.error(f"a profile goes without options: python -m eagle3lab doctor {options.profile}")
+    if options.recapture and not (options.target and options.features):
+        made.error("--recapture needs --target and --features")
     try:
         target = resolve_target(options.target) if options.target else None
         rows = run_doctor(
@@ -82,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 server=options.server,
                 benchmark=options.benchmark,
                 vllm=not options.no_vllm,
+                recapture=options.recapture,
                 trust_remote_code=options.trust_remote_code,
                 sample=options.sample,
             )

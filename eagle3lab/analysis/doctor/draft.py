@@ -5,8 +5,8 @@ Shapes: V target vocabulary.
 
 import numpy as np
 
+from eagle3lab.analysis.doctor.commands import LENGTHS
 from eagle3lab.analysis.doctor.report import Check, judged
-from eagle3lab.engines.servers.draft_guards import LONGER_ROWS
 
 GOOD_COVERAGE = 0.95  # below this the missing tokens alone end a noticeable share of the chains
 
@@ -42,48 +42,10 @@ def check_draft_vocabulary(draft_vocab_size: int, counts_V, seen: int | None = N
     )
 
 
-def check_contexts(
-    target_context: int,
-    longest_prompt: int,
-    max_tokens: int,
-    trained_tokens: int | None = None,
-    draft_context: int | None = None,
-) -> list[Check]:
-    """Token counts that must fit into each other, one row a pair.
-
-    longest_prompt + max_tokens must fit the target. The drafter should have been trained on rows as long as
-    those it
-    serves (trained_tokens: longest training row), and its max_position_embeddings should reach the target's
-    context.
-    """
+def check_contexts(target_context: int, longest_prompt: int, max_tokens: int) -> list[Check]:
+    """Token counts: the longest prompt and the longest answer must fit the target's context together."""
     served = longest_prompt + max_tokens
-    rows = [
-        judged(
-            "context of the target",
-            f"prompt {longest_prompt:,} + max_tokens {max_tokens:,} = {served:,}",
-            f"at most {target_context:,}",
-            "ok" if served <= target_context else "fault",
-            "lower max_prompt_tokens or max_tokens",
-        )
-    ]
-    if trained_tokens is not None:
-        rows.append(
-            judged(
-                "context trained",
-                f"{trained_tokens:,} tokens",
-                f"{served:,}, as served",
-                "ok" if trained_tokens >= served else "warning",
-                f"{LONGER_ROWS}: accept length falls beyond the trained length",
-            )
-        )
-    if draft_context is not None:
-        rows.append(
-            judged(
-                "context of the draft",
-                f"{draft_context:,}",
-                f"at least {target_context:,}",
-                "ok" if draft_context >= target_context else "warning",
-                "set the draft's max_position_embeddings to the target's: vLLM clamps positions to it",
-            )
-        )
-    return rows
+    found = f"prompt {longest_prompt:,} + max_tokens {max_tokens:,} = {served:,}"
+    verdict = "ok" if served <= target_context else "fault"
+    remedy = "lower max_prompt_tokens or max_tokens"
+    return [judged("context of the target", found, f"at most {target_context:,}", verdict, remedy, LENGTHS)]

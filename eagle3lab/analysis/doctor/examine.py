@@ -14,7 +14,7 @@ import torch
 from eagle3lab.analysis.doctor.commands import with_commands
 from eagle3lab.analysis.doctor.corpus import check_corpus
 from eagle3lab.analysis.doctor.draft import check_draft_vocabulary
-from eagle3lab.analysis.doctor.features import check_features, check_recaptured, sampled_rows
+from eagle3lab.analysis.doctor.features import check_features, recapture
 from eagle3lab.analysis.doctor.report import NOT_GIVEN, Check, from_findings, guarded, judged
 from eagle3lab.analysis.doctor.serving import (
     check_break_even,
@@ -30,6 +30,7 @@ from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.chat import end_token_ids, load_tokenizer
 from eagle3lab.data.corpus import read_corpus
 from eagle3lab.draft.aux_layers import some_aux_layers
+from eagle3lab.draft.checkpoint import TRAINING
 from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.target_weights import TargetWeights, read_target_weights
 from eagle3lab.draft.vocab import VocabMap, count_tokens
@@ -42,14 +43,16 @@ from eagle3lab.engines.servers.draft_guards import (
 from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts, read_draft, read_target
 from eagle3lab.engines.sglang import draft_guards as sglang_guards
 from eagle3lab.engines.sglang.attach import ServerInfo, attach
+from eagle3lab.engines.sglang.draft_tensors import LLAMA_DRAFT
 from eagle3lab.engines.sglang.spec import ServerSpec
 from eagle3lab.engines.vllm import draft_guards as vllm_guards
 from eagle3lab.engines.vllm.guards import TRIED
-from eagle3lab.features.layout import STORE, read_manifest
+from eagle3lab.features.layout import STORE
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.workbench.files import iter_jsonl, read_json
 
 AREAS = ("target", "prepared", "corpus", "features", "vocab_map", "draft", "spec", "server", "benchmark", "parity")
+GIVE = {"spec": "give launch", "parity": "05_diagnostics makes it from served answers, and prints this check"}
 STALE_COVERAGE = 0.02  # of the answers' tokens, below the best map of this size: the map is of another corpus
 
 
@@ -60,7 +63,7 @@ class Subject:
     target, prepared, corpus, features, vocab_map, draft: folders and files. aux_layers: hs indices that are meant.
     spec: a server to be launched with `release` of SGLang; server: the URL of one that runs, or what it told.
     benchmark: benchmark.json of 06_serving, or its rows. parity: what 05_diagnostics compared.
-    vllm: the drafter is to be right behind vLLM too. engine: runs the target, to capture a few rows again.
+    vllm: the drafter is to be right behind vLLM too. recapture: run the target over a few rows of the features again.
     sample: rows of corpus and features that are looked at.
     """
 
@@ -77,7 +80,7 @@ class Subject:
     benchmark: Path | Sequence[Mapping] | None = None
     parity: Parity | None = None
     vllm: bool = True
-    engine: Any = None
+    recapture: bool = False
     trust_remote_code: bool = False
     sample: int = 64
     corpus_rows: int = 5000
@@ -112,11 +115,12 @@ class _Round:
         remedy = "mend it as the message says, or give another"
         for area in AREAS:
             if getattr(self.s, area) is None:
-                self.found.append(Check(area, NOT_GIVEN, "something to look at", "not checked", f"give {area}"))
+                give = GIVE.get(area, f"give {area}")
+                self.found.append(Check(area, NOT_GIVEN, "something to look at", "not checked", give))
             else:
                 self.found += guarded(area, "something that can be read", remedy, getattr(self, f"_{area}"))
-        given = {"target": self.s.target, "draft": self.s.draft, "server": self._url(), "layers": self._some_layers()}
-        return with_commands(self.found, given)
+        given = {**vars(self.s), "server": self._url(), "layers": self._some_layers()}
+        return with_commands(self.found, given, self.s.draft is not None and (self.s.draft / TRAINING).is_file())
 
     def _some_layers(self) -> list[int] | None:
         layers = self._try(lambda: text_config(self.s.target)["num_hidden_layers"], self.s.target)
@@ -158,12 +162,12 @@ class _Round:
         layers = self._layers_meant()
         head = self.weights.head_VH if self.weights else None
         rows = check_features(s.features, s.corpus, s.target, layers, head, s.sample, s.trust_remote_code)
-        if s.engine is not None and (s.features / STORE).is_file():
-            manifest = read_manifest(s.features / STORE)
-            some = list(sampled_rows(s.features, manifest, min(4, s.sample)))
-            again = s.engine.capture(((row.id, row.input_ids_T.tolist()) for row in some), 2048)
-            rows.append(check_recaptured(some, again, manifest["aux_layers"]))
-        return rows
+        if not (s.features / STORE).is_file():
+            return rows
+        if s.recapture and s.target is not None:
+            return [*rows, recapture(s.features, s.target, s.trust_remote_code)]
+        remedy = "give the target and recapture: it runs over a few rows once more"
+        return [*rows, Check("features recaptured", "not asked for", "the stored states", "not checked", remedy)]
 
     def _layers_meant(self) -> list[int] | None:
         """hs indices that were named, else those the drafter was trained on."""
@@ -215,25 +219,35 @@ class _Round:
         if self.s.target is None:
             return [Check("draft for its target", "no target", "a fitting pair", "not checked", "give the target")]
         target, context = read_target(self.s.target), self.s.spec.context_length if self.s.spec else None
-        sizes, tensors = sglang_guards.check_sizes(draft, target), sglang_guards.check_tensors(draft, target)
+        sizes = sglang_guards.check_sizes(draft, target)
         layers, d2t = sglang_guards.check_layers(draft, target), check_vocabulary(draft, target)
         length = check_context(draft, target, context)
         return [
             *from_findings("draft sizes", sizes, f"hidden {draft.hidden_size}", "those of the target"),
             *from_findings("draft layers", layers, f"hs{draft.layers_read(target)}", "the layers it was trained on"),
             *from_findings("draft d2t", d2t, "offsets into the target's ids", "offsets, each id once"),
-            *from_findings(
-                "draft tensors", tensors, f"{len(draft.tensors)} tensors", "all that are read, and no others"
-            ),
+            *self._draft_tensors(draft, target),
             *from_findings("draft context", length, "as long as served", "positions and rows as long as served"),
             *(self._draft_in_vllm(draft, target) if self.s.vllm else []),
         ]
+
+    def _draft_tensors(self, draft: DraftFiles, target: TargetFacts) -> list[Check]:
+        name, expected = "draft tensors", "all that are read, and no others"
+        if draft.architecture != LLAMA_DRAFT:
+            return [_unknown_tensors(name, draft, expected)]
+        return from_findings(
+            name, sglang_guards.check_tensors(draft, target), f"{len(draft.tensors)} tensors", expected
+        )
 
     def _draft_in_vllm(self, draft: DraftFiles, target: TargetFacts) -> list[Check]:
         context = self.s.spec.context_length if self.s.spec else None
         findings = vllm_guards.check_draft(draft, target, context) + check_release(draft, "vLLM", str(TRIED))
         found = f"hs{vllm_guards.layers_read(draft, target)}, {len(draft.tensors)} tensors"
-        return from_findings("draft in vLLM", findings, found, f"the same folder right for vLLM {TRIED}")
+        name, expected = "draft in vLLM", f"the same folder right for vLLM {TRIED}"
+        rows = from_findings(name, findings, found, expected)
+        if draft.architecture in vllm_guards.LLAMA_DRAFTS:
+            return rows
+        return [row for row in rows if row.verdict != "ok"] + [_unknown_tensors(name, draft, expected)]
 
     def _spec(self) -> list[Check]:
         return self._unsaid(check_launch(self.s.spec, self.s.release, self.draft))
@@ -249,3 +263,10 @@ class _Round:
 
     def _parity(self) -> list[Check]:
         return [check_parity(self.s.parity)]
+
+
+def _unknown_tensors(name: str, draft: DraftFiles, expected: str) -> Check:
+    """Which tensors an engine reads is known here for Llama-type drafters only."""
+    found = f"{len(draft.tensors)} tensors of {draft.architecture or 'no architecture'}, whose names are not known here"
+    remedy = f"serve it and look at its accept length, or convert it to {LLAMA_DRAFT}"
+    return Check(name, found, expected, "not checked", remedy)

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eagle3lab.analysis.doctor.commands import EXTRACTION_PLAN
 from eagle3lab.analysis.doctor.report import Check, guarded, judged
 from eagle3lab.data.corpus import corpus_summary, read_corpus
 from eagle3lab.data.fingerprint import target_fingerprint
+from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.features.codec import Codec, teacher_tensors, token_tensors
 from eagle3lab.features.encode import FeatureRow, decode_row
 from eagle3lab.features.layout import STORE, read_index, read_manifest, shard_is_whole
@@ -24,6 +26,7 @@ FRESH = "made from this corpus, target, tokenizer and chat template"
 LONG_TAIL = 8  # equal trained tokens at the end that look like padding
 SURPRISE_NATS = 0.2  # mean surprisal above mean entropy, from which a text is not the target's own
 MOST_SURPRISES = 256  # tokens of a row that are looked at: each costs a pass over the output head
+RECAPTURED = 4  # rows that are captured once more
 SAME_STATE = 0.05  # relative error of the same states captured twice, in bfloat16 or with a codec of 8 bits
 
 
@@ -183,7 +186,8 @@ def check_own_text(
     answers = ((row, None if spans is None else spans.get(row.id, [])) for row in rows)
     excess_R = [excess for row, own in answers if (excess := surprise(row, head_VH, own)) is not None]
     if len(excess_R) < 2:
-        return Check(name, "fewer than two rows with states", expected, "not checked", "store last states, not top-k")
+        found, remedy, command = "fewer than two rows with states", "store last states, not top-k", EXTRACTION_PLAN
+        return Check(name, found, expected, "not checked", remedy, f"{command} -p codec fp8")
     mean, error = float(np.mean(excess_R)), float(np.std(excess_R, ddof=1) / np.sqrt(len(excess_R)))
     found = f"{mean:+.2f} nats a token (± {2 * error:.2f}) over {len(excess_R)} rows"
     remedy = "let the target answer the prompts itself, and check that states and target belong together"
@@ -205,6 +209,24 @@ def surprise(row: FeatureRow, head_VH: torch.Tensor, spans: list[list[int]] | No
     return float((-log_p_MV.gather(1, token_M[:, None])[:, 0] - entropy_M).mean())
 
 
+def recapture(folder: str | Path, target: str | Path, trust_remote_code: bool = False) -> Check:
+    """A few rows of the store captured once more by the target, run in this process in the precision of the first time.
+
+    What cannot be run or read here is not checked: other rows say what is wrong with the files.
+    """
+    try:
+        manifest = read_manifest(Path(folder) / STORE)
+        rows = list(sampled_rows(Path(folder), manifest, RECAPTURED))[:RECAPTURED]
+        layers, dtype = manifest["aux_layers"], manifest["fingerprint"].get("dtype", "float32")
+        engine = EmbeddedEngine(target, dtype, layers, trust_remote_code=trust_remote_code)
+        again = engine.capture(((row.id, row.input_ids_T.tolist()) for row in rows), 2048)
+        return check_recaptured(rows, again, layers)
+    except Exception as error:  # a damaged file or a model of another kind fails in many ways
+        remedy = "mend what the rows before say; where the target cannot run in this process, 03_extraction compares"
+        expected = f"relative error below {SAME_STATE:.0%}"
+        return Check("features recaptured", str(error).strip() or repr(error), expected, "not checked", remedy)
+
+
 def check_recaptured(rows: Iterable[FeatureRow], again: Iterable, aux_layers: Sequence[int]) -> Check:
     """Rows captured once more (`id`, `aux_TAH`) have the stored states: same target, layers, positions, no padding."""
     name, expected = "features recaptured", f"relative error below {SAME_STATE:.0%}"
@@ -215,7 +237,7 @@ def check_recaptured(rows: Iterable[FeatureRow], again: Iterable, aux_layers: Se
             error = (one.aux_TAH[:, a].float() - stored_TAH[:, a]).norm() / stored_TAH[:, a].norm()
             worst[layer] = max(worst[layer], float(error))
     if not count:
-        return Check(name, "nothing captured again", expected, "not checked", "give an engine")
+        return Check(name, "nothing captured again", expected, "not checked", "store some rows first (03_extraction)")
     found = f"{count} rows, worst " + ", ".join(f"hs[{layer}] {error:.1e}" for layer, error in worst.items())
     remedy = "the target, its quantisation, the layers or the positions are others than when the features were made"
     return judged(name, found, expected, "fault" if max(worst.values()) > SAME_STATE else "ok", remedy)

@@ -1,4 +1,4 @@
-"""Checks of the machine: versions, cores, memory, disk, time, the notebook kernel, processes left behind."""
+"""Checks of the machine: versions, cores, disk, time, the notebook kernel, processes left behind."""
 
 import os
 import platform
@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from eagle3lab.analysis.doctor.commands import AGAIN, MACHINE
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes, human_hours
 from eagle3lab.engines.servers.process import leftover_servers
@@ -34,9 +35,11 @@ def check_python(pyproject: Path, version: str | None = None) -> Check:
     try:
         requires = tomllib.loads(Path(pyproject).read_text(encoding="utf-8"))["project"]["requires-python"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        return Check("python", version, f"requires-python of {pyproject}", "not checked", f"unreadable: {error!r}")
+        remedy, command = f"unreadable: {error!r}", f"git checkout -- {Path(pyproject).name}"
+        return Check("python", version, f"requires-python of {pyproject}", "not checked", remedy, command)
     verdict = "ok" if SpecifierSet(requires).contains(version, prereleases=True) else "fault"
-    return judged("python", version, requires, verdict, "make a new environment with a Python in this range")
+    remedy = "make an environment with a Python in this range, and start with its interpreter"
+    return judged("python", version, requires, verdict, remedy, "make env")
 
 
 def check_versions(
@@ -51,7 +54,7 @@ def check_versions(
     lock = Path(lock)
     if not lock.is_file():
         remedy = "run from a full checkout of the repository"
-        return [Check("versions", "no lock file", lock.name, "not checked", remedy)]
+        return [Check("versions", "no lock file", lock.name, "not checked", remedy, f"git checkout -- {lock.name}")]
     pins = read_pins(lock.read_text(encoding="utf-8"))
     return [_version_row(package, pins.get(canonicalize_name(package)), installed, lock.name) for package in packages]
 
@@ -65,32 +68,23 @@ def read_pins(text: str) -> dict[str, str]:
 def _version_row(package, pinned, installed, lock_name) -> Check:
     name = f"version of {package}"
     if pinned is None:
-        return Check(name, "not pinned", lock_name, "not checked", f"pin {package} in {lock_name}")
+        command = f"python -m pip freeze | grep -i {package}=="
+        return Check(name, "not pinned", lock_name, "not checked", f"pin {package} in {lock_name}", command)
+    remedy, command = f"install what {lock_name} names", f"{sys.executable} -m pip install -r {lock_name}"
     try:
         found = installed(package)
     except metadata.PackageNotFoundError:
-        return Check(name, "not installed", pinned, "fault", f"pip install -r {lock_name}")
+        return Check(name, "not installed", pinned, "fault", remedy, command)
     same = Version(found).public == Version(pinned).public
-    return judged(name, found, pinned, "ok" if same else "warning", f"pip install -r {lock_name}")
+    return judged(name, found, pinned, "ok" if same else "warning", remedy, command)
 
 
-# ---- cores, memory, disk, time -----------------------------------------------------------------------------
+# ---- cores, disk, time -----------------------------------------------------------------------------
 
 
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory that can still be taken: the machine's, or what a container's limit leaves of it."""
-    free = psutil.virtual_memory().available
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2, or the limit is "max"
-        return free
-    return max(0, min(free, limit - used))
 
 
 def free_disk(folder: Path) -> int:
@@ -104,29 +98,25 @@ def free_disk(folder: Path) -> int:
 def check_cores(found: int, wanted: int) -> Check:
     """Usable cores against the number of threads the profile is meant for."""
     verdict = "ok" if found >= wanted else "warning"
-    return judged("cores", str(found), f"at least {wanted}", verdict, "expect longer times than stated")
-
-
-def check_memory(available: int, needed: int) -> Check:
-    """Free memory (bytes) against the largest need of a stage."""
-    return _resource("memory", available, needed, "lower batch_tokens or batch_size, or use a smaller target")
+    remedy = "expect longer times than stated, or state a slower machine in doctor.yaml of the profile"
+    command = "python -m eagle3lab params doctor --profile PROFILE"
+    return judged("cores", str(found), f"at least {wanted}", verdict, remedy, command)
 
 
 def check_disk(free: int, needed: int) -> Check:
     """Free disk (bytes) against the size of everything the run will write."""
-    return _resource("disk", free, needed, "free some space, lower the number of samples, or set runs_dir elsewhere")
-
-
-def _resource(name, free, needed, remedy) -> Check:
     verdict = "ok" if needed <= TIGHT * free else "warning" if needed <= free else "fault"
-    return judged(name, f"{human_bytes(free)} free", f"{human_bytes(needed)} needed", verdict, remedy)
+    remedy = "free some space (the command says what takes it), lower the number of samples, or set runs_dir elsewhere"
+    found, expected = f"{human_bytes(free)} free", f"{human_bytes(needed)} needed"
+    return judged("disk", found, expected, verdict, remedy, "du -sh runs/* | sort -h")
 
 
 def check_hours(estimated: float, limit: float) -> Check:
     """Estimated hours of all stages against the time the user allows."""
     verdict = "ok" if estimated <= TIGHT * limit else "warning" if estimated <= limit else "fault"
     remedy = "lower the number of samples or passes, or raise the limit"
-    return judged("time", f"{human_hours(estimated)} estimated", f"at most {human_hours(limit)}", verdict, remedy)
+    found, expected = f"{human_hours(estimated)} estimated", f"at most {human_hours(limit)}"
+    return judged("time", found, expected, verdict, remedy, f"{MACHINE} -p limit_train NUMBER")
 
 
 # ---- kernel and processes ----------------------------------------------------------------------------------
@@ -140,8 +130,8 @@ def check_kernelspec(argv: Sequence[str], executable: str = sys.executable) -> C
     found = argv[0] if argv else "empty argv"
     bare = re.fullmatch(r"python(3(\.\d+)?)?", found) is not None
     same = bare or os.path.abspath(found) == os.path.abspath(executable)
-    remedy = f"{executable} -m ipykernel install --sys-prefix --name python3"
-    return judged("kernelspec python3", found, executable, "ok" if same else "fault", remedy)
+    remedy, command = "install this kernel", f"{executable} -m ipykernel install --sys-prefix --name python3"
+    return judged("kernelspec python3", found, executable, "ok" if same else "fault", remedy, command)
 
 
 @dataclass(frozen=True)
@@ -187,6 +177,7 @@ def check_leftovers(records: Iterable[dict], alive: Sequence[Process]) -> list[C
                     "a living process",
                     "warning",
                     "run the stage again: it continues where it stopped",
+                    f"{AGAIN.replace('PROFILE', record['profile'])} --only {record['stage']}",
                 )
             )
         ended = datetime.fromisoformat(record["ended"]).timestamp() if record.get("ended") else float("inf")
@@ -200,7 +191,8 @@ def check_leftovers(records: Iterable[dict], alive: Sequence[Process]) -> list[C
                         f"still running: {names}",
                         "nothing left behind",
                         "warning",
-                        f"look at them, then: kill -- -{group}",
+                        "look at them, then end them",
+                        f"kill -- -{group}",
                     )
                 )
     return rows or [Check("leftover processes", "none", "none", "ok")]
@@ -217,7 +209,8 @@ def check_leftover_servers() -> list[Check]:
                 f"still running: {command}",
                 "ended with whoever started it",
                 "warning",
-                f"look at it, then: kill -- -{process.pid}",
+                "look at it, then end it",
+                f"kill -- -{process.pid}",
             )
         )
     return rows or [Check("leftover servers", "none", "none", "ok")]

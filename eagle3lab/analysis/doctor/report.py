@@ -37,9 +37,10 @@ class Check:
             raise ValueError(f"{self.check}: a row with verdict {self.verdict!r} needs a remedy")
 
 
-def judged(check: str, found: str, expected: str, verdict: Verdict, remedy: str) -> Check:
-    """A row whose remedy is shown only where something is to be mended."""
-    return Check(check, found, expected, verdict, "" if verdict == "ok" else remedy)
+def judged(check: str, found: str, expected: str, verdict: Verdict, remedy: str, command: str = "") -> Check:
+    """A row whose remedy and command are shown only where something is to be mended."""
+    ways_out = () if verdict == "ok" else (remedy, command)
+    return Check(check, found, expected, verdict, *ways_out)
 
 
 def from_findings(check: str, findings: Iterable[Finding], found: str, expected: str) -> list[Check]:

@@ -1,9 +1,12 @@
 """Checks of a server that is to be launched, of one that runs, and of what was measured on it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from eagle3lab.analysis.bench_row import BenchRow, Condition, not_measurable
+from eagle3lab.analysis.doctor.commands import MEASURE
 from eagle3lab.analysis.doctor.report import Check, from_findings, judged
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.fingerprint import tokenizer_digest
@@ -171,16 +174,35 @@ def _same_template(info: ServerInfo, target: str | Path | None, tokenizer: Any) 
 
 
 def check_break_even(rows: Sequence[Mapping]) -> Check:
-    """Benchmark rows (`setting`, `accept_length`, `break_even`): speculation must accept more than it costs."""
+    """Benchmark rows (`setting`, `accept_length`, `break_even`): speculation must accept more than it costs. Whole rows
+    of benchmark.json are judged only where their speeds carry a break-even."""
     name, expected = "break-even", "accept length above break-even in every setting"
-    measured = [row for row in rows if row.get("accept_length") and row.get("break_even")]
-    if not measured:
+    settings = [row for row in rows if row.get("accept_length") and row.get("break_even")]
+    if not settings:
         return Check(name, "no speculative setting measured", expected, "not checked", "run the benchmark (06_serving)")
+    unknown = _not_measurable(rows)
+    measured = [row for row in settings if _condition(row) not in unknown]
     slow = [row for row in measured if row["accept_length"] < row["break_even"]]
     words = [f"{row['setting']}: {row['accept_length']:.2f} of {row['break_even']:.2f} needed" for row in slow]
-    found = "; ".join(words) or f"{len(measured)} settings above break-even"
+    if not slow and measured:
+        words = [f"{len(measured)} settings above break-even"]
+    found = "; ".join(words + [f"not measurable at {where}: {why}" for where, why in unknown.items()])
+    if not measured:
+        return Check(name, found, expected, "not checked", "measure again on a quiet machine", MEASURE)
     remedy = "fewer draft tokens, or a drafter that accepts more"
     return judged(name, found, expected, "warning" if slow else "ok", remedy)
+
+
+def _condition(row: Mapping) -> Condition:
+    return Condition(row.get("concurrency", 1), row.get("temperature", 0.0), row.get("cuda_graphs"))
+
+
+def _not_measurable(rows: Sequence[Mapping]) -> dict[Condition, str]:
+    """Conditions whose speeds carry no break-even, and why; rows that tell too little are left out."""
+    names = {field.name for field in fields(BenchRow)}
+    whole = [BenchRow.read(dict(row)) for row in rows if row.keys() == names]
+    found = {row.condition: not_measurable(whole, row.condition) for row in whole}
+    return {condition: why for condition, why in found.items() if why}
 
 
 def check_by_concurrency(rows: Iterable[Mapping]) -> Check:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eagle3lab.analysis.doctor.commands import AGAIN
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.data.chat import (
     ChatError,
@@ -53,7 +54,8 @@ def check_prompts_rendered(tokenizer: Any, rows: Iterable[Mapping], options: Map
         if not any(ids == list(row["prompt_ids"]) for ids in rendered):
             differing.append(row["id"])
     if not count:
-        return Check(name, "no prompts", expected, "not checked", "prepare the data first (01_data_prep)")
+        remedy, command = "prepare the data first (01_data_prep)", f"{AGAIN} --only data_prep"
+        return Check(name, "no prompts", expected, "not checked", remedy, command)
     found = f"{len(differing)} of {count} differ" + (f", e.g. {differing[0]}" if differing else "")
     return judged(name, found, expected, "fault" if differing else "ok", remedy)
 

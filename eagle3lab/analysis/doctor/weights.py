@@ -147,8 +147,9 @@ def check_rope(draft: DraftFiles) -> Check:
     if "rope_theta" not in trained:
         remedy = "compare with the training's own config, or try it: a wrong theta shows in simulated against served"
         return Check(name, found, "as trained", "not checked", remedy)
-    expected = f"theta {trained['rope_theta']:,.0f}, default"
-    right = (theta or 10_000.0) == trained["rope_theta"] and kind == "default"
+    wanted = "llama3" if trained.get("rope_llama3") else "default"
+    expected = f"theta {trained['rope_theta']:,.0f}, {wanted}"
+    right = (theta or 10_000.0) == trained["rope_theta"] and kind == wanted
     return judged(name, found, expected, "ok" if right else "fault", EXPORT)
 
 

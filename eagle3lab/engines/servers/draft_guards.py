@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from packaging.version import Version
 
-from eagle3lab.draft.engine_support import FIRST_RELEASE
+from eagle3lab.draft.engine_support import FIRST_RELEASE, FLAGS
 from eagle3lab.engines.servers.findings import Finding, fault, warning
 from eagle3lab.engines.servers.model_files import DraftFiles, TargetFacts
 
@@ -22,7 +22,7 @@ LONGER_ROWS = "train on longer rows"
 def check_trained_options(draft: DraftFiles) -> list[Finding]:
     """Switches of the network in config.json against those it was trained with, where training.json says them."""
     trained, findings = draft.training.get("draft_config"), []
-    for option in ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc") if trained else ():
+    for option in FLAGS if trained else ():
         served = draft.config.get(option) or draft.eagle_config.get(option)
         if bool(served) != bool(trained.get(option)):
             text = f"{option} is {'on' if served else 'off'} in config.json, the drafter was trained with it "
@@ -31,11 +31,12 @@ def check_trained_options(draft: DraftFiles) -> list[Finding]:
 
 
 def check_release(draft: DraftFiles, engine: Literal["SGLang", "vLLM"], version: str) -> list[Finding]:
-    """Options of EAGLE-3.1 that this release of an engine would leave out without a word."""
+    """Options that this release of an engine would leave out without a word, and a newer one would not."""
     findings = []
-    for option in ("fc_norm", "norm_output"):
-        since = FIRST_RELEASE[option][engine.lower()]
-        if draft.config.get(option) and Version(version) < Version(since):
+    for option in FLAGS:
+        since = FIRST_RELEASE[option].get(engine.lower())
+        on = draft.config.get(option) or draft.eagle_config.get(option)
+        if on and since and Version(version) < Version(since):
             text = f"{draft.folder}: {option} is on, which {engine} {version} does not know: it would leave it out"
             findings.append(fault(text, f"install {since} or newer in the server's environment"))
     return findings

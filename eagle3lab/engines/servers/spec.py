@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from eagle3lab.engines.servers.own_flags import own_flag
+
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("cuda", "cpu")
 
@@ -37,8 +39,16 @@ def checked_layers(values: Iterable[int]) -> tuple[int, ...]:
     return layers
 
 
-def checked_words(extra: Iterable[str]) -> tuple[str, ...]:
-    """Further flags of a command line, one word each; SpecError for one text."""
+def checked_words(extra: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
+    """Further flags of a command line, one word each; SpecError for one text, and for a flag among `own`, those that
+    are written from the specification."""
     if isinstance(extra, str):
         raise SpecError(f"extra={extra!r} is one text: give a list, one flag or value each")
-    return tuple(map(str, extra))
+    words = tuple(map(str, extra))
+    for word in words:
+        if flag := own_flag(word, own):
+            raise SpecError(
+                f"extra has {word!r}: {flag} is written from the other fields, and of two the later one would win; set "
+                "the field (algorithm, num_steps, target, dtype, device, cuda_graphs ...) instead"
+            )
+    return words

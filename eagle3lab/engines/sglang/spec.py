@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagle3lab.engines.servers.own_flags import SGLANG
 from eagle3lab.engines.servers.spec import SpecError, check_values, checked_layers, checked_words
 
 NEED_DRAFT = ("EAGLE3", "STANDALONE", "DFLASH")  # EAGLE without one is the target's own MTP head
@@ -18,7 +19,8 @@ class ServerSpec:
     num_draft_tokens: nodes of the verified tree, its root included; None is num_steps + 1, which is the chain's.
     aux_layers: hs indices to capture, None for SGLang's default; only with return_aux or capture_folder.
     return_aux: answers may carry aux states as JSON. capture_folder: the capture plugin writes them there.
-    mem_fraction: share of the device's memory for weights and KV cache. extra: further flags, as on a command line.
+    mem_fraction: share of the device's memory for weights and KV cache. extra: further flags, as on a command line;
+    those of servers/own_flags.py are refused, fields stand for them.
     """
 
     target: str
@@ -48,7 +50,7 @@ class ServerSpec:
             value = getattr(self, name)
             if value is not None:
                 self._set(name, str(value))
-        self._set("extra", checked_words(self.extra))
+        self._set("extra", checked_words(self.extra, SGLANG))
         if self.aux_layers is not None:
             self._set("aux_layers", checked_layers(self.aux_layers))
         if self.algorithm is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagle3lab.engines.servers.own_flags import VLLM
 from eagle3lab.engines.servers.spec import SpecError, check_values, checked_layers, checked_words
 
 
@@ -17,7 +18,8 @@ class VllmSpec:
     indices), beside the last state.
     context_length: None is the target's. max_batch_tokens: of one forward pass, longer prompts come in pieces.
     mem_fraction: share of a GPU's memory. kv_cache_mib: size of the cache; None is what a GPU has left, and 1 GiB on a
-    CPU. cuda_graphs: captured graphs and compiled code (GPUs only). extra: further flags, as on a command line.
+    CPU. cuda_graphs: captured graphs and compiled code (GPUs only). extra: further flags, as on a
+    command line; those of servers/own_flags.py are refused, fields stand for them.
     """
 
     target: str
@@ -42,7 +44,7 @@ class VllmSpec:
         for name in ("target", "draft", "capture_folder"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))
-        object.__setattr__(self, "extra", checked_words(self.extra))
+        object.__setattr__(self, "extra", checked_words(self.extra, VLLM))
         if self.aux_layers is not None:
             object.__setattr__(self, "aux_layers", checked_layers(self.aux_layers))
         counts = ("num_steps", "tp", "kv_cache_mib", "max_running_requests", "max_batch_tokens", "context_length")

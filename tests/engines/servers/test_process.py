@@ -212,7 +212,7 @@ def test_a_server_whose_owner_was_killed_is_found_as_a_leftover(tmp_path):
         owner.wait()
         assert [process.pid for process in leftover_servers() if os.getpgid(process.pid) == group] == [group]
         (row,) = [row for row in check_leftover_servers() if row.check == f"server {group}"]
-        assert row.verdict == "warning" and row.remedy.endswith(f"kill -- -{group}") and "stand_in.py" in row.found
+        assert row.verdict == "warning" and row.command == f"kill -- -{group}" and "stand_in.py" in row.found
     wait_for(lambda: group not in [process.pid for process in leftover_servers()])  # a killed process takes its time
 
 

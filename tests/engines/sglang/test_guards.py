@@ -292,14 +292,18 @@ def test_a_drafter_with_latent_attention_cannot_run_on_a_cpu(tmp_path, target):
     assert "does not run on a CPU" in only(found(target, draft, device="cpu"), "fault")
 
 
-@pytest.mark.parametrize("option", ["fc_norm", "norm_output"])
-def test_an_option_that_an_older_release_leaves_out(tmp_path, target, option):
-    tensors = good_tensors()
-    if option == "fc_norm":
-        tensors |= {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)}
-    spec = ServerSpec(target, draft=write_draft(tmp_path / "draft", tensors, **{option: True}))
-    assert f"{option} is on, which SGLang 0.5.11 does not know" in only(before_launch(spec, "0.5.11"), "fault")
-    assert before_launch(spec, "0.5.12") == []
+@pytest.mark.parametrize(
+    ("option", "norms", "older", "since"),
+    [
+        ("fc_norm", {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)}, "0.5.11", "0.5.12"),
+        ("norm_output", {}, "0.5.11", "0.5.12"),
+        ("norm_before_fc", {"input_norm.weight": np.zeros(3 * H, np.float32)}, "0.5.16", "0.5.17"),
+    ],
+)
+def test_an_option_that_an_older_release_leaves_out(tmp_path, target, option, norms, older, since):
+    spec = ServerSpec(target, draft=write_draft(tmp_path / "draft", good_tensors() | norms, **{option: True}))
+    assert f"{option} is on, which SGLang {older} does not know" in only(before_launch(spec, older), "fault")
+    assert before_launch(spec, since) == []
 
 
 def test_states_as_wide_as_the_drafter(tmp_path):

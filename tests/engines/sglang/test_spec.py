@@ -26,6 +26,10 @@ from eagle3lab.engines.sglang.spec import ServerSpec, SpecError
         ({"algorithm": "EAGLE3"}, "needs a draft"),
         ({"algorithm": "NGRAM", "draft": "d"}, "NGRAM"),
         ({"extra": "--enable-metrics"}, "extra"),
+        ({"extra": ["--speculative-algorithm", "EAGLE"], "draft": "d"}, "extra has '--speculative-algorithm'"),
+        ({"extra": ["--enable-metrics", "--speculative-algorithm=EAGLE"]}, "--speculative-algorithm=EAGLE"),
+        ({"extra": ["--dtype", "half"]}, "--dtype is written"),
+        ({"extra": ["--cuda-graph-backend-decode", "disabled"]}, "cuda_graphs"),
     ],
 )
 def test_a_contradiction_is_refused_by_name(changes, named):

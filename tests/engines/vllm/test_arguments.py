@@ -74,6 +74,8 @@ def test_a_server_on_a_cpu_keeps_to_one_thread_and_little_memory(tmp_path):
         ({"aux_layers": (1, 2)}, "aux_layers is for capturing"),
         ({"aux_layers": (-1,), "capture_folder": "/c"}, "must be hs indices"),
         ({"extra": "--a b"}, "is one text"),
+        ({"extra": ["--speculative_config.method", "eagle"]}, "is written from the other fields"),
+        ({"extra": ["--model", "/other"]}, "--model is written"),
     ],
 )
 def test_a_specification_that_contradicts_itself(changes, text):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.model import DraftConfig, Eagle3Draft
 from eagle3lab.engines.servers.findings import LaunchRefused
 from eagle3lab.engines.servers.python import ServerPythonError
@@ -51,14 +52,14 @@ def test_a_good_folder_of_somebody_else_passes(tmp_path, target):
     assert found(target, write_draft(tmp_path / "draft")) == []
 
 
-def exported(folder, architecture="LlamaForCausalLM", aux_layers=(2, 4, 5), **changes):
+def exported(folder, architecture="LlamaForCausalLM", aux_layers=(2, 4, 5), engine=SERVER, **changes):
     config = DraftConfig(
         hidden_size=H, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=V,
         draft_vocab_size=W, target_hidden_size=H, aux_layers=aux_layers, target_num_layers=8,
         max_position_embeddings=CONTEXT, target_architecture=architecture, **changes,
     )  # fmt: skip
     draft = Eagle3Draft(config, torch.zeros(V, H), torch.from_numpy(IDS_W))
-    return export_draft(draft, folder, {"trained_length": CONTEXT})
+    return export_draft(draft, folder, {"trained_length": CONTEXT}, engine=engine)
 
 
 @pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}])
@@ -173,12 +174,27 @@ def test_a_norm_that_was_trained_and_is_left_out(tmp_path, target):
     assert "norm_output is off in config.json" in only(found(target, draft), "fault")
 
 
-@pytest.mark.parametrize("option", ["fc_norm", "norm_output"])
-def test_an_option_that_an_older_release_leaves_out(tmp_path, target, option):
-    norms = {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)} if option == "fc_norm" else {}
+def test_what_speculators_trains_by_default_is_served_by_vllm_alone(tmp_path, target):
+    options = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
+    draft = exported(tmp_path / "draft", engine="vllm==0.32.0", **options)
+    assert found(target, draft) == []
+    refused = only(before_sglang(ServerSpec(target, draft=draft), "0.5.23"), "fault")
+    assert "norm_before_residual is on, and SGLang, which does not know it, would leave it out" in refused
+
+
+@pytest.mark.parametrize(
+    ("option", "norms", "release"),
+    [
+        ("fc_norm", {f"fc_norm.{i}.weight": np.zeros(H, np.float32) for i in range(3)}, "0.21.0"),
+        ("norm_output", {}, "0.21.0"),
+        ("norm_before_fc", {"input_norm.weight": np.zeros(3 * H, np.float32)}, "0.17.1"),
+        ("norm_before_residual", {}, "0.10.0"),
+    ],
+)
+def test_an_option_that_an_older_release_leaves_out(tmp_path, target, option, norms, release):
     draft = write_draft(tmp_path / "draft", good_tensors() | norms, **{option: True})
-    texts = [finding.text for finding in found(target, draft, "0.21.0")]
-    assert texts[0].startswith("vLLM 0.21.0 was not tried") and f"{option} is on" in texts[1]
+    texts = [finding.text for finding in found(target, draft, release)]
+    assert texts[0].startswith(f"vLLM {release} was not tried") and f"{option} is on" in texts[1]
     assert found(target, draft) == []
 
 

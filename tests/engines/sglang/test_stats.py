@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle3lab.analysis.accept import accept_length
 from eagle3lab.analysis.accept import histogram as lab_histogram
 from eagle3lab.engines.servers.verifications import CountsDisagree, cut_to_answer
 from eagle3lab.engines.sglang.stats import SpecStats, accepts_in_order
 
-TOLD = {"spec_verify_ct": 5, "spec_accept_length": 2.6, "spec_accept_rate": 0.4}
-KNOWN = SpecStats(5, 6, 15, 2.6, 0.4, (2, 1, 1, 1))
+# By hand: the prefill gives 1 token; verifications that accept 0, 0, 1, 2 and 3 drafts give these and a bonus token
+# each: 1 + (0 + 0 + 1 + 2 + 3) + 5 = 12 tokens. SGLang divides all of them by the 5 verifications; the lab leaves
+# out the prefill's and says 11 / 5 = 2.2. Of 5 x 3 proposed drafts 6 were accepted.
+TOLD = {"completion_tokens": 12, "spec_verify_ct": 5, "spec_accept_length": 2.4, "spec_accept_rate": 0.4}
+KNOWN = SpecStats(5, 6, 15, 2.4, 0.4, (2, 1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,16 @@ KNOWN = SpecStats(5, 6, 15, 2.6, 0.4, (2, 1, 1, 1))
 )
 def test_every_release_is_read_into_the_same_fields(named):
     assert SpecStats.from_meta_info(TOLD | named) == KNOWN
+
+
+def test_the_known_numbers_agree_with_each_other():
+    drafts = [count for count, times in enumerate(KNOWN.histogram) for _ in range(times)]
+    assert (len(drafts), sum(drafts)) == (KNOWN.verifications, KNOWN.accepted_drafts)
+    completion_tokens = 1 + sum(accepted + 1 for accepted in drafts)
+    assert completion_tokens == TOLD["completion_tokens"]
+    assert completion_tokens / KNOWN.verifications == KNOWN.accept_length
+    assert KNOWN.accepted_drafts / KNOWN.proposed_drafts == KNOWN.accept_rate
+    assert accept_length(completion_tokens - 1, KNOWN.verifications) == 2.2
 
 
 def test_the_newest_name_wins_where_a_release_gives_several():
