@@ -120,10 +120,12 @@ def test_llama_3s_rope_is_that_of_transformers(folder, target, draft):
         )
     )  # fmt: skip
     positions_T = torch.tensor([0, 1, 77, 4096, 9000])
-    x_TND = torch.randn(5, 2, 128)
+    x_TND = torch.randn(5, 2, 128, generator=torch.Generator().manual_seed(1))
     cos, sin = theirs(x_TND, positions_T[None])
     expected, _ = apply_rotary_pos_emb(x_TND.transpose(0, 1)[None], x_TND.transpose(0, 1)[None], cos, sin)
-    torch.testing.assert_close(rotate(x_TND, positions_T, c), expected[0].transpose(0, 1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        rotate(x_TND, positions_T, c), expected[0].transpose(0, 1), rtol=0, atol=1e-2
+    )  # angles of 9,000 in float32
     plain = replace(c, rope_llama3=None)
     assert not torch.allclose(rotate(x_TND, positions_T, plain), expected[0].transpose(0, 1), atol=0.1)
 
