@@ -10,7 +10,6 @@ from eagle3lab.engines.dispatch.backend import ServerBackend
 from eagle3lab.engines.dispatch.policy import Policy
 from eagle3lab.engines.dispatch.run import dispatch
 from eagle3lab.engines.dispatch.work import Partition, Work
-from eagle3lab.engines.sglang.server import SGLangServer
 from tests.engines.dispatch.fakes import answers, aside
 from tests.engines.story import greedy_answers
 from tests.engines.story_fixtures import ANSWER
@@ -44,7 +43,7 @@ def test_a_dispatch_gives_the_answers_of_the_embedded_engine(story_engine, rows,
     assert (last.done, last.set_aside, last.waiting) == (len(rows), 1, 0)
 
 
-def test_a_server_killed_on_the_way_is_waited_for_and_no_row_is_lost(story_spec, rows, right, tmp_path):
+def test_a_server_killed_on_the_way_is_waited_for_and_no_row_is_lost(story_engine, rows, right, tmp_path):
     policy = Policy(probe_s=0.5, longest_probe_s=1.0, deadline_s=600.0)
     again = []
 
@@ -54,8 +53,8 @@ def test_a_server_killed_on_the_way_is_waited_for_and_no_row_is_lost(story_spec,
             again.append(threading.Thread(target=server.restart))
             again[0].start()
 
-    with SGLangServer(story_spec, log=tmp_path / "server.log") as server:
-        last = run([Work("set", PARTITION, rows)], server.url, tmp_path / "journal", policy, kill_once)
-        again[0].join()
+    server = story_engine.servers.plain()
+    last = run([Work("set", PARTITION, rows)], server.url, tmp_path / "journal", policy, kill_once)
+    again[0].join()
     assert answers(tmp_path / "journal") == right and aside(tmp_path / "journal") == {}
     assert last.retries > 0

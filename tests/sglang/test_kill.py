@@ -7,25 +7,22 @@ import pytest
 
 from eagle3lab.engines.base import Request
 from eagle3lab.engines.servers.errors import ServerGone
-from eagle3lab.engines.sglang.engine import SGLangEngine
 from tests.engines.story import greedy_answers
 from tests.engines.story_fixtures import ANSWER
 
 pytestmark = pytest.mark.sglang
 
 
-def test_a_killed_server_is_told_and_the_rest_is_answered_by_a_new_one(
-    story_spec, story_embedded, story_prompts, tmp_path
-):
+def test_a_killed_server_is_told_and_the_rest_is_answered_by_a_new_one(story_engine, story_embedded, story_prompts):
     requests = [Request(f"r{i}", ids, ANSWER) for i, ids in enumerate(story_prompts)]
     done = {}
-    with SGLangEngine(story_spec, end_ids=(), logs=tmp_path, retries=1) as engine:
-        with pytest.raises(ServerGone, match=f"server has ended.*{tmp_path}.*ask again"):
-            for answer in engine.generate(requests, batch_size=4):
-                done[answer.id] = answer.output_ids
-                if len(done) == 5:
-                    os.kill(engine.servers.plain().pid, signal.SIGKILL)
-        assert 5 <= len(done) < len(requests)
-        missing = [request for request in requests if request.id not in done]
-        done |= {answer.id: answer.output_ids for answer in engine.generate(missing, batch_size=4)}
+    server = story_engine.servers.plain()
+    with pytest.raises(ServerGone, match=f"server has ended.*{server.log}.*ask again"):
+        for answer in story_engine.generate(requests, batch_size=4):
+            done[answer.id] = answer.output_ids
+            if len(done) == 5:
+                os.kill(server.pid, signal.SIGKILL)
+    assert 5 <= len(done) < len(requests)
+    missing = [request for request in requests if request.id not in done]
+    done |= {answer.id: answer.output_ids for answer in story_engine.generate(missing, batch_size=4)}
     assert done == {row["id"]: row["output_ids"] for row in greedy_answers(story_embedded, story_prompts, ANSWER)}

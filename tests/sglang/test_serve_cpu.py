@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 import torch
@@ -25,14 +26,16 @@ def generated(url: str) -> list[int]:
 def test_it_serves_until_ctrl_c_and_leaves_nothing_behind(story, story_reference):
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "eagle3lab.engines.sglang.serve_cpu", "--target", story, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # as where a script started it in the background: Ctrl-C is ignored there unless a program asks for it
+    ignored = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ignored)
     try:
         said = [process.stdout.readline(), process.stdout.readline()]
         assert "log " in said[0] and url in said[1], said
         expected = story_reference.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
         assert generated(url) == expected[0, 3:].tolist()
         process.send_signal(signal.SIGINT)
-        assert process.wait(240) == 0
+        assert process.wait(60) == 0
     finally:
         process.terminate()
         process.communicate()

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft", help="folder of an exported drafter; without it nothing is speculated")
     parser.add_argument("--port", type=int, default=30000, help="on 127.0.0.1 (default: %(default)s)")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the server included
+    for ends in (signal.SIGINT, signal.SIGTERM):  # SIGINT by name: a script's `&` starts its commands with it ignored
+        signal.signal(ends, signal.default_int_handler)
     server = SGLangServer(cpu_spec(options.target, options.draft), port=options.port)
     try:
         print(f"Starting SGLang, log {server.log}; half a minute or more.", flush=True)
