@@ -37,12 +37,14 @@ GOOD, AGAIN = "", "again"  # the good drafter, before and after the swaps
 @dataclass(frozen=True)
 class Subject:
     """A drafter folder of this project, the target's greedy answers (as `capture_answers` takes them), and the target
-    with the states that this drafter was trained on."""
+    with the states that this drafter was trained on. early: it was trained, or is simulated, on the states of the token
+    after each."""
 
     engine: EmbeddedEngine
     draft: Path
     answers: list[dict]
     num_steps: int = 3
+    early: bool = False
 
     @property
     def requests(self) -> list[Request]:
@@ -50,7 +52,8 @@ class Subject:
 
     @cached_property
     def rows(self) -> list[AnswerRow]:
-        return list(capture_answers(self.engine, self.answers, BATCH_TOKENS))
+        rows = capture_answers(self.engine, self.answers, BATCH_TOKENS)
+        return [replace(row, aux_TAH=row.aux_TAH.roll(-1, 0)) if self.early else row for row in rows]
 
     @cached_property
     def beside(self) -> Mapping[str, list[AnswerRow]]:
@@ -122,15 +125,14 @@ def study(
     for name, side in serve(spec, good, planted, work, others):
         yield name, compared(others.get(name, good), side)
         for kind in (kind for kind, fault in planted.items() if fault.way == "here" and name == GOOD):
-            yield kind, compared(good, side, early=True)
+            yield kind, compared(replace(good, early=True), side)
 
 
-def compared(subject: Subject, side: ServeSide, early: bool = False) -> Parity:
-    """Served answers against the simulation of the subject's drafter. early: on the states of the token after."""
-    rows = [replace(row, aux_TAH=row.aux_TAH.roll(-1, 0)) if early else row for row in subject.rows]
+def compared(subject: Subject, side: ServeSide) -> Parity:
+    """Served answers against the simulation of the subject's drafter."""
     draft = load_draft(subject.draft, subject.engine.embed_VH)
     head_VH = subject.engine.lm_head_VH.detach()
-    return replace(side, beside=subject.beside).compare(draft, rows, subject.num_steps, head_VH)
+    return replace(side, beside=subject.beside).compare(draft, subject.rows, subject.num_steps, head_VH)
 
 
 def line(kind: str, fault: Fault | None, found: Parity) -> str:

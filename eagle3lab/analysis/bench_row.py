@@ -10,7 +10,7 @@ from eagle3lab.draft.chain import chain_draft_tokens
 
 BASELINE = 0  # num_steps of plain decoding
 PERCENTILES = (0.5, 0.95, 0.99)
-NOISY_ROUNDS = 0.25  # share by which the baseline's fastest round may be faster than its slowest: above it, no number
+NOISY_ROUNDS = 0.25  # share by which a setting's best round may beat its worst, both over the baseline's same round
 
 
 @dataclass(frozen=True)
@@ -100,19 +100,25 @@ def break_even(accept_length: float, spec_tok_s: float, base_tok_s: float) -> fl
 def not_measurable(rows: Sequence[BenchRow], condition: Condition = ONE_STREAM) -> str:
     """Why the speeds measured in a condition carry no break-even; "" where they do.
 
-    A break-even below 1 would be a cycle cheaper than a plain step, which it contains; rounds of the baseline that
-    differ by more than NOISY_ROUNDS say that the machine was not quiet.
+    A break-even below 1 would be a cycle cheaper than a plain step, which it contains. Rounds whose speed-ups differ by
+    more than NOISY_ROUNDS say that the machine was not quiet. What slows both sides of a round alike does not: setting
+    and baseline take turns, and a break-even is a ratio of the two.
     """
     here = [row for row in rows if row.condition == condition]
-    least = min((row.break_even for row in here if row.break_even is not None), default=None)
+    settings = [row for row in here if row.accept_length is not None]
     baseline = next((row for row in here if row.accept_length is None), None)
-    noisy = baseline is not None and baseline.tok_s_high > (1 + NOISY_ROUNDS) * baseline.tok_s_low
-    impossible = least is not None and least < 1
+    if not settings:
+        return ""
+    worst = max(settings, key=lambda row: row.speedup_high / row.speedup_low)
+    noisy = worst.speedup_high > (1 + NOISY_ROUNDS) * worst.speedup_low
+    least = min(row.break_even for row in settings)
+    impossible = least < 1
     if not noisy and not impossible:
         return ""
-    found = [f"baseline rounds {baseline.tok_s_low:.1f} to {baseline.tok_s_high:.1f} tok/s"] if baseline else []
-    if least is not None:
-        found.append(f"break-even {least:.2f}" + (" (impossible below 1)" if impossible else ""))
+    found = [f"{worst.setting} x{worst.speedup_low:.2f} to x{worst.speedup_high:.2f} in its rounds"] if noisy else []
+    if baseline is not None:
+        found.append(f"baseline rounds {baseline.tok_s_low:.1f} to {baseline.tok_s_high:.1f} tok/s")
+    found.append(f"break-even {least:.2f}" + (" (impossible below 1)" if impossible else ""))
     return f"{', '.join(found)}: the machine was {'busy' if noisy else 'not quiet, or the rounds were too few'}"
 
 

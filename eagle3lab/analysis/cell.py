@@ -8,6 +8,7 @@ from eagle3lab.analysis.accept import accept_length, first_difference
 from eagle3lab.analysis.bench_row import BASELINE, BenchRow, Condition, make_row, percentiles, setting_name
 from eagle3lab.analysis.journal import reason
 from eagle3lab.analysis.served import ServedCounts, add_histograms, served_counts
+from eagle3lab.engines.base import ContextError
 from eagle3lab.engines.servers.errors import ServerError, ServerGone
 
 
@@ -96,7 +97,7 @@ def ask_all(engine, draft, requests, cell: Cell, round: int, speculating: bool) 
                     raise ValueError(f"the engine answered {answer.id!r}, which it was not asked, or a second time")
                 answers.append(answer)
                 del waiting[answer.id]
-        except ServerError as error:
+        except (ServerError, ContextError) as error:
             if isinstance(error, ServerGone) or error.row_id not in waiting:
                 raise
             del waiting[error.row_id]

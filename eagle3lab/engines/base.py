@@ -15,7 +15,11 @@ if TYPE_CHECKING:  # so that starting and watching a server costs no import of t
 
 
 class ContextError(ValueError):
-    """A row does not fit into the target's context."""
+    """A row does not fit into the target's context. `row_id` is the row."""
+
+    def __init__(self, message: str, row_id: str = ""):
+        super().__init__(message)
+        self.row_id = row_id
 
 
 class NonFiniteError(ValueError):
@@ -109,5 +113,6 @@ def check_request(request: Request, vocab_size: int, max_context: int) -> None:
         raise ContextError(
             f"row {request.id!r} needs {len(request.input_ids)} prompt tokens + max_tokens "
             f"{request.max_tokens} = {total} positions, the target has {max_context}; "
-            "shorten the prompt or lower max_tokens"
+            "shorten the prompt or lower max_tokens",
+            request.id,
         )

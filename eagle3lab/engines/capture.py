@@ -32,7 +32,8 @@ def capture(target: TargetModel, rows: Iterable[tuple[str, list[int]]], batch_to
             if len(ids) > target.max_context:
                 raise ContextError(
                     f"row {row_id!r} has {len(ids)} tokens, the target's context is {target.max_context}; "
-                    "cut the row or leave it out"
+                    "cut the row or leave it out",
+                    row_id,
                 )
         for batch in batches_by_length(window, batch_tokens):
             yield from _capture_batch(target, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -125,8 +126,9 @@ def _run(options: argparse.Namespace) -> int:
     results = run_chain(options.profile, stages, _overrides(options), force=options.force, limits=limits)
     last: StageResult = results[-1]
     if last.state != OK:
-        way_on = f"python -m eagle3lab run {options.profile} --from {last.stage}{' --force' * last.came_back}"
-        print(f"stopped at {last.stage}; continue with: {way_on}")
+        given = [word for name, value in options.parameters for word in ("-p", name, value)]
+        words = ["run", options.profile, "--from", last.stage, *["--force"] * last.came_back, *given]
+        print(f"stopped at {last.stage}; continue with: python -m eagle3lab {shlex.join(words)}")
     else:
         print(closing_text((result.stage, result.folder) for result in results))
     return EXIT_CODES[last.state]

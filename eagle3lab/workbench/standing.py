@@ -93,6 +93,19 @@ def _serving(results: Results) -> Iterator[str]:
     if isinstance(chance, float) and chance < SAME_DISTRIBUTION:
         yield f"sampled answers are distributed otherwise than those of plain decoding (p {chance:.2g})"
     yield from (text for text in advised[1:] if text.startswith("do not speculate"))
+    yield from _unmeasured(results)
+
+
+def _unmeasured(serving: Results) -> Iterator[str]:
+    """Settings that could not run, and requests without a usable answer: what the other numbers are not of."""
+    rows, grid = (serving.get(name) if isinstance(serving.get(name), list) else [] for name in ("rows", "grid"))
+    failed = serving.get("failed") if isinstance(serving.get("failed"), Mapping) else {}
+    reasons = [*failed.values(), *(_at(one, "reason") for one in grid)]
+    if reasons := [text for text in reasons if isinstance(text, str) and text]:
+        yield f"{len(reasons)} settings could not be measured; the first: {reasons[0]}"
+    counted = [_at(one, "errors") for one in rows] + [_at(one, "row", "errors") for one in grid]
+    if errors := sum(number for number in counted if _number(number)):
+        yield f"{errors:,} requests of the benchmark got no usable answer"
 
 
 def _at(results: Results, *names: str) -> Any:

@@ -11,7 +11,7 @@ from eagle3lab.analysis.breakeven import CannotFit, advise, fit_cycle_cost
 from eagle3lab.analysis.doctor.serving import check_break_even
 
 
-def row(tok_s, accept_length=None, num_steps=0, tokens=0, base=90.0, concurrency=1, topk=1, low=None):
+def row(tok_s, accept_length=None, num_steps=0, tokens=0, base=90.0, concurrency=1, topk=1, low=None, high=None):
     """A row as run_bench makes it, from its speed."""
     spoken = accept_length is not None
     return BenchRow(
@@ -28,7 +28,7 @@ def row(tok_s, accept_length=None, num_steps=0, tokens=0, base=90.0, concurrency
         break_even=break_even(accept_length, tok_s, base) if spoken else None,
         speedup=tok_s / base,
         speedup_low=tok_s / base if low is None else low,
-        speedup_high=tok_s / base,
+        speedup_high=tok_s / base if high is None else high,
         prompts=8,
         rounds=3,
         tokens=1000,
@@ -181,33 +181,41 @@ def test_advice_wants_every_round_to_win():
         advise([row(90.0)])
 
 
-BUSY = dataclasses.replace(row(10.7), tok_s_low=5.1, tok_s_high=16.3)  # as a newcomer measured it beside other work
+# as a newcomer measured it beside other work
+BUSY = dataclasses.replace(row(10.7), tok_s_low=5.1, tok_s_high=16.3)
+WON = row(17.0, 1.37, 1, 2, base=10.7, low=1.26, high=2.65)
 
 
 def test_rounds_of_a_busy_machine_are_no_advice():
     """Rounds of 5.1 and 16.3 tok/s gave a break-even of 0.86, and the advice to speculate."""
-    won = row(17.0, 1.37, 1, 2, base=10.7, low=1.26)
+    won = WON
     assert won.break_even == pytest.approx(0.86, abs=0.005)
     (advice,) = advise([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)], "demo")
     assert (advice.speculate, advice.measurable) == (False, False)
     assert advice.text == (
-        "not measurable at one stream: baseline rounds 5.1 to 16.3 tok/s, break-even 0.86 (impossible below 1): the "
-        "machine was busy; repeat with: python -m eagle3lab run demo --only serving --force"
+        "not measurable at one stream: chain 1 x1.26 to x2.65 in its rounds, baseline rounds 5.1 to 16.3 tok/s, "
+        "break-even 0.86 (impossible below 1): the machine was busy; "
+        "repeat with: python -m eagle3lab run demo --only serving --force"
     )
-    with pytest.raises(CannotFit, match="not measurable at one stream: baseline rounds 5.1 to 16.3"):
+    with pytest.raises(CannotFit, match="not measurable at one stream: chain 1 x1.26 to x2.65"):
         fit_cycle_cost([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)])
     figure = serving_plots.break_even_chart([BUSY, won], "the case")
-    assert any("not measurable: baseline rounds 5.1 to 16.3" in text.get_text() for text in figure.texts)
+    assert any("not measurable: chain 1 x1.26 to x2.65" in text.get_text() for text in figure.texts)
     assert not figure.axes[0].texts and "break-even" not in str(figure.axes[0].get_legend_handles_labels())
     quiet = [row(90.0, concurrency=8), row(80.0, 2.1, 3, 4, concurrency=8)]
     assert [a.measurable for a in advise([BUSY, won, *quiet])] == [False, True]  # each condition has its own baseline
 
 
 def test_either_sign_of_a_busy_machine_is_enough():
-    slow, sure = 80.0, row(120.0, 2.5, 2, 3)
-    noisy = dataclasses.replace(row(90.0), tok_s_low=slow, tok_s_high=slow * (1 + NOISY_ROUNDS) + 0.1)
-    assert not_measurable([noisy, sure]).startswith("baseline rounds 80.0 to 100.1 tok/s, break-even 1.88: the machine")
-    assert not_measurable([dataclasses.replace(noisy, tok_s_high=slow * (1 + NOISY_ROUNDS)), sure]) == ""
+    sure = row(120.0, 2.5, 2, 3)
+    noisy = row(99.0, 2.5, 3, 4, low=0.8, high=0.8 * (1 + NOISY_ROUNDS) + 0.01)
+    assert not_measurable([row(90.0), sure, noisy]) == (
+        "chain 3 x0.80 to x1.01 in its rounds, baseline rounds 90.0 to 90.0 tok/s, break-even 1.88: "
+        "the machine was busy"
+    )
+    assert not_measurable([row(90.0), sure, dataclasses.replace(noisy, speedup_high=0.8 * (1 + NOISY_ROUNDS))]) == ""
+    # a machine that slows down between rounds slows both sides: interleaved, their ratio stays what it is
+    assert not_measurable([dataclasses.replace(row(90.0), tok_s_low=60.0, tok_s_high=120.0), sure]) == ""
     cheap = row(120.0, 1.2, 2, 3)  # 1.2 tokens a cycle, a third faster: a cycle of 0.9 plain steps
     assert "break-even 0.90 (impossible below 1): the machine was not quiet" in not_measurable([row(90.0), sure, cheap])
 
@@ -247,10 +255,9 @@ def test_the_what_if_figure_has_a_line_for_every_tree_that_was_measured():
 
 
 def test_the_doctor_judges_no_break_even_of_a_busy_machine():
-    won = row(17.0, 1.37, 1, 2, base=10.7, low=1.26)
-    busy = [dataclasses.asdict(one) for one in (BUSY, won)]
+    busy = [dataclasses.asdict(one) for one in (BUSY, WON)]
     found = check_break_even(busy)
-    assert found.verdict == "not checked" and "not measurable at one stream: baseline rounds 5.1 to 16.3" in found.found
+    assert found.verdict == "not checked" and "not measurable at one stream: chain 1 x1.26 to x2.65" in found.found
     assert "--only serving --force" in found.command
     lost = [dataclasses.asdict(row(90.0, concurrency=8)), dataclasses.asdict(row(80.0, 2.1, 3, 4, concurrency=8))]
     found = check_break_even([*busy, *lost])

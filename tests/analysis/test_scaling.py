@@ -262,8 +262,8 @@ def test_the_break_even_is_that_of_the_chain_the_curve_is_drawn_for():
     assert (row, why) == (None, "notebook 06 served no chain of 3 (add it to its num_steps)")
     fit = fit_scaling([exact_point(1e3, 12), exact_point(1e4, 15), exact_point(1e5, 18)])
     assert str(fit.needed_to_pay(row, why)) == f"not measurable: {why}"
-    busy = make_row(0, [20.0, 60.0], [20.0, 60.0], None, prompts=4, tokens=90, differing=0)
-    assert "the machine was busy" in served_chain([busy, three], 3)[1]
+    busy = make_row(3, [18.0, 18.2], [20.0, 60.0], 1.6, prompts=4, tokens=90, differing=0)
+    assert "the machine was busy" in served_chain([base, busy], 3)[1]
 
 
 def test_no_amount_is_named_for_a_break_even_that_could_not_be_measured():

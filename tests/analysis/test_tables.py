@@ -92,13 +92,13 @@ def test_bench_table():
 
 
 def test_a_condition_whose_speeds_carry_no_break_even_shows_none():
-    def measured(setting, tau, at_least, streams, low):
-        spread = (90.0, low, 91.5)
-        return BenchRow(setting, 4, 1, 5, streams, *spread, tau, 11.1, at_least, 1.0, 1.0, 1.0, 8, 3, 900, 0)
+    def measured(setting, tau, at_least, streams, low=1.0):
+        speeds = (90.0, 89.0, 91.5)
+        return BenchRow(setting, 4, 1, 5, streams, *speeds, tau, 11.1, at_least, 1.0, low, 1.0, 8, 3, 900, 0)
 
-    busy = [measured("baseline", None, None, 1, 60.0), measured("chain 4", 2.1, 1.4, 1, 89.0)]
-    quiet = [measured("baseline", None, None, 8, 89.0), measured("chain 4", 2.1, 2.3, 8, 89.0)]
-    below_one = [measured("baseline", None, None, 4, 89.0), measured("chain 4", 1.1, 0.86, 4, 89.0)]
+    busy = [measured("baseline", None, None, 1), measured("chain 4", 2.1, 1.4, 1, low=0.7)]
+    quiet = [measured("baseline", None, None, 8), measured("chain 4", 2.1, 2.3, 8, low=0.9)]
+    below_one = [measured("baseline", None, None, 4), measured("chain 4", 1.1, 0.86, 4)]
     table = tables.bench_table([*busy, *quiet, *below_one])
     assert table["break_even"].tolist() == ["-", "not measurable", "-", "2.30", "-", "not measurable"]
 

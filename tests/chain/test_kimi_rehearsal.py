@@ -213,11 +213,13 @@ def test_served_accept_length_equals_simulated(rehearsal):
     assert random["accept_length"] < 1.1 < 1.5 < trained["accept_length"]
 
 
-def test_the_benchmark_is_lossless_and_accepts_drafts(rehearsal):
+def test_the_benchmark_of_16_draft_tokens_is_lossless_and_accepts_drafts(rehearsal):
+    """The case's other setting, 5 draft tokens, is the one that is served and simulated in 05."""
     results = rehearsal.read("serving", "results.json")
     assert results["differing_answers"] == 0
     lengths = {row["num_steps"]: row["accept_length"] for row in results["rows"]}
-    assert set(lengths) == {0, 4} and 1.3 < lengths[4] <= 5.0
+    assert set(lengths) == {0, 15} and 1.3 < lengths[15] <= 16.0
+    assert resolve_parameters("diagnostics", PROFILE).values["num_steps"] == 4
 
 
 def test_the_curve_is_drawn_from_stored_states(rehearsal):

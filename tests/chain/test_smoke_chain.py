@@ -3,7 +3,6 @@
 import hashlib
 import html
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eagle3lab.analysis.heldout import heldout_answers
 from eagle3lab.data.chat import end_token_ids, load_tokenizer
@@ -160,121 +159,6 @@ def test_the_losses_add_up_and_the_verdict_has_its_evidence(smoke_chain):
     assert "<script" not in page and "http" not in page
     corpus = heldout_answers(smoke_chain.folder("inference") / "corpus.parquet")
     assert all(html.escape(answer["id"]) in page for answer in corpus)
-
-
-def as_speculators_writes_it(folder, out):
-    """The drafter's folder with the names and the config of another project, and nothing that only ours has."""
-    out.mkdir()
-    tensors = {name.replace("midlayer", "layers.0"): t for name, t in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, out / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-             "num_hidden_layers")  # fmt: skip
-    theirs = {
-        "architectures": ["Eagle3Speculator"],
-        "transformer_layer_config": {name: config[name] for name in sizes},
-        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
-        "draft_vocab_size": config["draft_vocab_size"],
-    }
-    (out / "config.json").write_text(json.dumps(theirs))
-    return out
-
-
-def test_anybodys_drafter_and_corpus_stand_in_for_the_runs(smoke_chain, tmp_path):
-    folder = as_speculators_writes_it(smoke_chain.folder("training") / "draft", tmp_path / "theirs")
-    overrides = {
-        "runs_dir": str(tmp_path / "runs"), "training_run": "none", "inference_run": "none", "draft": str(folder),
-        "corpus": str(smoke_chain.folder("inference") / "corpus.parquet"), "heart_answers": 0,
-        "scaling_run": smoke_chain.folder("scaling").name,
-    }  # fmt: skip
-    shutil.copytree(smoke_chain.folder("scaling"), tmp_path / "runs" / smoke_chain.folder("scaling").name)
-    (result,) = run_chain("smoke", stages=["diagnostics"], overrides=overrides)
-    record = json.loads((result.folder / "run.json").read_text())
-    assert (record["state"], record["upstream"]) == ("ok", {}), record["error"]
-    found = json.loads((result.folder / "results.json").read_text())
-    own = smoke_chain.read("diagnostics", "results.json")
-    for name in ("accept_length_simulated", "accept_length_served", "cycles_differing", "lossless", "lost"):
-        assert found[name] == own[name], name
-    assert found["learned"] == {"overfit": None, "shuffled": None, "trained": None}
-    slope, low, high = json.loads((smoke_chain.folder("scaling") / "curve.json").read_text())["slope"]
-    shown = "".join(
-        str(cell.get("outputs", ""))
-        for cell in json.loads((result.folder / "05_diagnostics.ipynb").read_text())["cells"]
-    )
-    assert f"{slope:+.2f} [{low:+.2f}, {high:+.2f}] accept length by ten times the data" in shown
-
-
-def test_every_cell_of_the_grid_was_measured_and_sampled_answers_are_distributed_alike(smoke_chain):
-    results = smoke_chain.read("serving", "results.json")
-    rows = [one["row"] for one in results["grid"]]
-    assert {one["reason"] for one in results["grid"]} == {""}
-    settings = [(row["temperature"], row["num_steps"], row["differing"]) for row in rows]
-    assert settings == [(0.0, 1, 0), (0.0, 3, 0), (0.7, 1, None), (0.7, 3, None)]
-    for one in results["grid"]:
-        row, histogram = one["row"], one["histogram"]
-        committed = sum(count * (drafts + 1) for drafts, count in enumerate(histogram))
-        assert row["accept_length"] == pytest.approx(committed / sum(histogram))
-        assert 0 < row["first_s"][0] < row["request_s"][0] and row["errors"] == 0
-    sampled = results["sampled"]
-    assert sampled["answers"] == 100 and sampled["groups"] > 1 and sampled["p"] > 0.001
-
-
-def test_the_benchmark_asks_second_turns_and_says_what_its_numbers_are_of(smoke_chain):
-    results = smoke_chain.read("serving", "results.json")
-    benched = smoke_chain.read("serving", "benchmark.json")
-    firsts = [line["id"] for line in smoke_chain.lines("serving", "turns.jsonl")[1:]]
-    asked = {run["id"] for run in benched["runs"]}
-    seconds = {name for name in asked if name.endswith("-turn2")}
-    assert len(firsts) == 2 and set(firsts) <= asked and {f"{firsts[0]}-turn2"} <= seconds
-    assert seconds <= {f"{name}-turn2" for name in firsts} and len(asked) == 4 + len(seconds)
-    too_long = [name for name in firsts if f"{name}-turn2" not in seconds]
-    said = f"{len(seconds)} second turns" + (f", {len(too_long)} too long for the context" if too_long else "")
-    assert said in printed(smoke_chain.folder("serving") / "06_serving.ipynb")
-    drafter = smoke_chain.results["training"].run_id
-    assert f"target glassllm/en, drafter {drafter}" in results["setting"]
-    assert "prompts of sharegpt, mt_bench;" in results["setting"]
-    assert (results["failed"], [row["errors"] for row in results["rows"]]) == ({}, [0, 0, 0])
-    assert results["rows"] == benched["rows"][:3]
-    lines = smoke_chain.lines("serving", "bench.jsonl")
-    assert [(line["round"], len(line["runs"])) for line in lines[1:]] == [(0, 3)] * len(asked)
-
-
-def test_the_curve_has_a_point_for_every_training(smoke_chain):
-    points = smoke_chain.read("scaling", "results.json")["points"]
-    assert [(one["amount"], one["rows"], one["seed"]) for one in points] == [(60, 60, 0), (15, 15, 0), (30, 30, 0)]
-    assert points[0]["source"] == smoke_chain.results["training"].run_id
-    assert {one["source"] for one in points[1:]} == {smoke_chain.results["scaling"].run_id}
-    for one in points:
-        assert set(one["by_set"]) == {"sharegpt", "mt_bench"} and 1.0 <= one["accept_length"] <= 4.0
-
-
-def test_a_wanted_accept_length_is_answered_with_a_range_or_with_why_there_is_none(smoke_chain):
-    results = smoke_chain.read("scaling", "results.json")
-    shown = printed(smoke_chain.folder("scaling") / "07_scaling.ipynb")
-    assert [one["target"] for one in results["wanted"]] == [1.1, 1.9]
-    for one in results["wanted"]:
-        assert (one["amount"] is None) == bool(one["reason"])
-        assert one["amount"] is None or one["low"] <= one["amount"] <= (one["high"] or math.inf)
-        assert f"wanted, training rows: accept length {one['target']:.2f}" in shown
-    assert smoke_chain.read("scaling", "curve.json")["wanted"] == results["wanted"]
-
-
-def test_a_finished_study_and_a_finished_training_are_points_of_another_study(smoke_chain, tmp_path):
-    runs_dir = shutil.copytree(smoke_chain.runs_dir, tmp_path / "runs")
-    training, scaling = (smoke_chain.results[stage].run_id for stage in ("training", "scaling"))
-    overrides = {"runs_dir": str(runs_dir), "collect_runs": [training, scaling], "amounts": [], "num_steps": 2}
-    (result,) = run_chain("smoke", stages=["scaling"], overrides=overrides)
-    record = json.loads((result.folder / "run.json").read_text())
-    assert record["state"] == "ok" and result.run_id != scaling, record["error"]
-    first = smoke_chain.read("scaling", "results.json")["points"]
-    found = json.loads((result.folder / "results.json").read_text())
-    told = ("amount", "rows", "slots", "seed", "source")
-    assert [[one[name] for name in told] for one in found["points"]] == [[one[name] for name in told] for one in first]
-    assert not list(result.folder.glob("trainings/*"))  # nothing was trained
-    lengths = [one["accept_length"] for one in found["points"]]
-    assert max(lengths) == lengths[0] > 1.3 and max(lengths) <= 3.0  # all rows are better than some of them
-    assert "simulated, chain of 2, 3 drafters" in found["setting"]  # a parameter wins over the best of 06
-    assert found["break_even"] is None and "served no chain of 2 (add it" in found["needed"]
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,11 @@ from eagle3lab.data.borders import token_borders
 from eagle3lab.data.chat import (
     ChatError,
     check_as_served,
-    end_token_ids,
-    load_tokenizer,
     render_prompt,
     render_text,
     thinking_options,
     token_ids,
 )
-from eagle3lab.data.rehearsal.target import write_tokenizer
 from eagle3lab.data.rehearsal.tokenizer import END, END_THINK, THINK, KimiStandIn
 
 OFF = thinking_options("off")
@@ -84,16 +81,6 @@ def test_the_stand_in_renders_as_kimi_does(kimi):
         "<|im_assistant|>assistant<|im_middle|><think>"
     )
     assert token_ids(kimi, "<think></think><|im_end|>") == [THINK, END_THINK, END]
-
-
-def test_the_slow_tokenizer_of_a_folder_is_code_that_runs_only_when_allowed(tmp_path):
-    folder = write_tokenizer(tmp_path / "kimi")
-    with pytest.raises((ValueError, OSError)):
-        load_tokenizer(folder)
-    tokenizer = load_tokenizer(folder, trust_remote_code=True)
-    assert not tokenizer.is_fast
-    assert end_token_ids(tokenizer, folder) == ENDS
-    check_as_served(tokenizer)
 
 
 class OwnTemplate(KimiStandIn):

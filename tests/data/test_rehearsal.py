@@ -8,7 +8,8 @@ from case_rows import ROWS
 from eagle3lab.data.adapters import ADAPTERS
 from eagle3lab.data.chat import check_as_served, end_token_ids, load_tokenizer, render_prompt
 from eagle3lab.data.rehearsal.rows import CASE, set_texts, write_rows
-from eagle3lab.data.rehearsal.target import build_target
+from eagle3lab.data.rehearsal.target import build_target, write_tokenizer
+from eagle3lab.data.rehearsal.tokenizer import END
 from eagle3lab.data.sources import SETS, open_rows, set_spec
 from eagle3lab.data.targets import context_length, resolve_target
 
@@ -73,3 +74,13 @@ def test_its_answers_are_texts_that_differ_and_some_end(target):
     texts = [tokenizer.decode(one.output_ids) for one in answers]
     assert len(set(texts)) > 8 and not any("[UNK]" in text for text in texts)
     assert {one.finish_reason for one in answers} == {"stop", "length"}
+
+
+def test_the_slow_tokenizer_of_a_folder_is_code_that_runs_only_when_allowed(tmp_path):
+    folder = write_tokenizer(tmp_path / "kimi")
+    with pytest.raises((ValueError, OSError)):
+        load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, trust_remote_code=True)
+    assert not tokenizer.is_fast
+    assert end_token_ids(tokenizer, folder) == {163585, END}
+    check_as_served(tokenizer)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eagle3lab.engines.sglang.engine import SGLangEngine
-from eagle3lab.engines.sglang.server import PYTHON
+from eagle3lab.engines.sglang.server import PYTHON, SGLangServer
 from eagle3lab.engines.sglang.spec import ServerSpec
 from tests.engines.story import AUX_LAYERS, train_draft
 from tests.engines.story_fixtures import *  # noqa: F403 (the fixtures)
@@ -43,3 +43,14 @@ def story_engine(story_spec, tmp_path_factory):
     spec = replace(story_spec, aux_layers=tuple(AUX_LAYERS), **options)
     with SGLangEngine(spec, end_ids=(), logs=folder, max_servers=3) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def wrong_flag_server(story_spec, story_draft, tmp_path_factory):
+    """The same drafter served with --speculative-algorithm EAGLE, in spite of the guards."""
+    spec = replace(story_spec, draft=str(story_draft), algorithm="EAGLE")
+    server = SGLangServer(spec, log=tmp_path_factory.mktemp("eagle") / "server.log", unguarded=True)
+    with pytest.warns(UserWarning, match="use --speculative-algorithm EAGLE3"):
+        server.start()
+    yield server
+    server.stop()

@@ -54,7 +54,8 @@ def test_a_server_killed_on_the_way_is_waited_for_and_no_row_is_lost(story_engin
             again[0].start()
 
     server = story_engine.servers.plain()
+    first = server.pid
     last = run([Work("set", PARTITION, rows)], server.url, tmp_path / "journal", policy, kill_once)
     again[0].join()
     assert answers(tmp_path / "journal") == right and aside(tmp_path / "journal") == {}
-    assert last.retries > 0
+    assert last.retries > 0 and server.alive() and server.pid != first

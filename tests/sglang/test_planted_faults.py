@@ -1,7 +1,7 @@
 """Faults planted in a trained drafter behind the real server: the first of the ranked causes is the fault.
 
-The kinds are those of `benchmarks.plants`. Three that a server reads from config.json need no server of their own here:
-a drafter is swapped in that was trained otherwise than the running server's config says.
+The kinds are those of `benchmarks.plants`. Four need no server of their own here, and are made where they are made in
+practice: a drafter is swapped in that was trained otherwise than the running server serves it.
 """
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.planted import AGAIN, GOOD, Subject, line, study
 from benchmarks.plants import Fault, faults
-from eagle3lab.draft.checkpoint import export_draft
+from eagle3lab.draft.checkpoint import export_draft, load_draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.target_weights import read_target_weights
@@ -29,6 +29,7 @@ TRAINED_OTHERWISE = {
     "layers off by one": Fault("swapped", "layers", "one layer later"),
     "RoPE theta": Fault("swapped", "rope", "theta 10,000 instead of 500,000"),
     "norm_output": Fault("swapped", "norm", "norm_output read as False"),
+    "position off by one": Fault("swapped", "position", "states one token late"),
 }
 
 
@@ -40,19 +41,22 @@ def answers(story, story_prompts):
 @pytest.fixture(scope="module")
 def trained(story, answers, tmp_path_factory):
     """layers, sizes -> a drafter that knows nine of ten ids of its training text, so that it has a d2t, and norms far
-    from one."""
+    from one. start: a drafter that is trained on, which takes fewer epochs. early: on the states of the token after."""
     weights = read_target_weights(story)
 
-    def train(layers, **sizes) -> Subject:
+    def train(layers, start=None, early=False, **sizes) -> Subject:
         engine, folder = EmbeddedEngine(story, aux_layers=layers, end_ids=()), tmp_path_factory.mktemp("trained")
-        subject = Subject(engine, folder / "draft", answers, STEPS)
+        subject = Subject(engine, folder / "draft", answers, STEPS, early)
         known = {row.id: row for row in subject.rows if int(row.id[1:]) < 2 * TRAINED_PROMPTS}
         seen = torch.cat([row.input_ids_T for row in known.values()]).unique()
         vocab = VocabMap(seen[torch.arange(len(seen)) % 10 != 4], len(weights.head_VH))
         draft = new_draft(story, layers, vocab, weights, seed=0, **sizes)
         with torch.no_grad():
             draft.midlayer.hidden_norm.weight.copy_(torch.linspace(0.3, 3.0, draft.config.hidden_size))
-        recipe = Recipe(ttt_steps=STEPS, epochs=60, batch_tokens=512, compute_dtype="float32")
+        if start is not None:
+            draft.load_state_dict(load_draft(start.draft, engine.embed_VH).state_dict())
+        epochs = 60 if start is None else 20
+        recipe = Recipe(ttt_steps=STEPS, epochs=epochs, batch_tokens=512, compute_dtype="float32")
         lengths = {key: len(row.input_ids_T) for key, row in known.items()}
         trainer = Trainer(draft, lengths, known.__getitem__, weights.head_VH, recipe, folder / "state")
         for _ in trainer.run(checkpoint_every=10**6, log_every=10**6):
@@ -77,9 +81,10 @@ def planted(good):
 def ranked(story_spec, trained, good, planted, tmp_path_factory):
     """kind -> the comparison; GOOD and AGAIN too."""
     others = {
-        "layers off by one": trained(EARLIER),
-        "RoPE theta": trained(LAYERS, rope_theta=500000.0),
-        "norm_output": trained(LAYERS, norm_output=True),
+        "layers off by one": trained(EARLIER, good),
+        "RoPE theta": trained(LAYERS, good, rope_theta=500000.0),
+        "norm_output": trained(LAYERS, good, norm_output=True),
+        "position off by one": trained(LAYERS, good, early=True),
     }
     return dict(study(story_spec, good, planted, tmp_path_factory.mktemp("faults"), others))
 

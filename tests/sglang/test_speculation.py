@@ -14,7 +14,6 @@ from eagle3lab.engines.servers.findings import LaunchRefused
 from eagle3lab.engines.sglang.blocking import generate_all
 from eagle3lab.engines.sglang.engine import SGLangEngine
 from eagle3lab.engines.sglang.pool import Speculation
-from eagle3lab.engines.sglang.server import SGLangServer
 from tests.engines.story import AUX_LAYERS, greedy_answers, served_cycles, simulated_cycles
 from tests.engines.story_fixtures import ANSWER
 from tests.sglang.conftest import TRAINED_PROMPTS
@@ -88,17 +87,6 @@ def test_the_servers_counts_are_the_ordered_ones_with_the_last_verification_uncu
 def test_an_overfit_drafter_is_accepted(chain):
     """At 3 steps a verification commits 4 tokens at most."""
     assert tau([done for done in chain if int(done.id[1:]) < TRAINED_PROMPTS]) >= 3.0
-
-
-@pytest.fixture(scope="module")
-def wrong_flag_server(story_spec, story_draft, tmp_path_factory):
-    """The same drafter served with --speculative-algorithm EAGLE, in spite of the guards."""
-    spec = replace(story_spec, draft=str(story_draft), algorithm="EAGLE")
-    server = SGLangServer(spec, log=tmp_path_factory.mktemp("eagle") / "server.log", unguarded=True)
-    with pytest.warns(UserWarning, match="use --speculative-algorithm EAGLE3"):
-        server.start()
-    yield server
-    server.stop()
 
 
 def test_the_same_drafter_served_with_the_flag_eagle_is_hardly_accepted(wrong_flag_server, plain, requests):

@@ -61,6 +61,17 @@ def test_a_stage_that_ends_well_says_what_was_lost_and_so_does_one_that_is_uncha
     assert standing_warnings({"data_prep": {"lost_rows": None}, "doctor": {"faults": []}}) == []
 
 
+def test_what_a_benchmark_could_not_measure_stands_as_a_warning():
+    row = {"errors": 2}
+    serving = {"rows": [{"errors": 0}, row], "failed": {"chain 3": "RuntimeError: no memory"},
+               "grid": [{"row": row, "reason": ""}, {"row": None, "reason": "ValueError: greedy only"}]}  # fmt: skip
+    assert standing_warnings({"serving": serving}) == [
+        ("serving", "2 settings could not be measured; the first: RuntimeError: no memory"),
+        ("serving", "4 requests of the benchmark got no usable answer"),
+    ]
+    assert standing_warnings({"serving": {"rows": [{"errors": 0}], "grid": [], "failed": {}}}) == []
+
+
 def test_a_stage_at_work_is_said_to_be_running(lab):
     open_run("data_prep", {"profile": "tiny", "runs_dir": "runs", "words": 4, "lr": 1e-3, "suite": None})
     (row,) = plan("tiny", stages=["data_prep"])

@@ -163,13 +163,14 @@ def test_every_end_is_told_apart(lab, cell, limits, state, error):
 @notebooks
 def test_wall_clock_limit_through_the_command(lab):
     lab.notebook("data_prep", "words: int = 3  # words\n", "import time\nwhile True:\n    time.sleep(1)")
-    process = lab.command("-m", "eagle3lab", "run", "tiny", "--only", "data_prep", "--timeout-minutes", "0.15")
+    process = lab.command("-m", "eagle3lab", "run", "tiny", "--only", "data_prep", "--timeout-minutes", "0.15",
+                          "-p", "words", "4")  # fmt: skip
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 124, output
     [name] = lab.folders()
     record = lab.read(name, "run.json")
     assert (record["state"], record["error"]["message"]) == ("timeout", "wall-clock limit of 9 s")
-    assert "continue with: python -m eagle3lab run tiny --from data_prep" in output
+    assert "continue with: python -m eagle3lab run tiny --from data_prep -p words 4\n" in output
     assert "Traceback" not in output and "Task" not in output, output
 
 

@@ -76,7 +76,8 @@ class ServedEngine:
         for row_id, ids in chain([first], rows):
             check_tokens(row_id, ids, self.facts.vocab_size)
             if len(ids) > positions:
-                raise ContextError(f"row {row_id!r} has {len(ids)} tokens, the server takes {positions}; cut the row")
+                told = f"row {row_id!r} has {len(ids)} tokens, the server takes {positions}; cut the row"
+                raise ContextError(told, row_id)
             yield row_id, ids
 
 

@@ -18,7 +18,7 @@ from eagle3lab.workbench.params import all_parameter_names
 from eagle3lab.workbench.stages import STAGES
 
 GIB = 2**30
-MAKEFILE = Path(__file__).parents[2] / "Makefile"
+MAKEFILE = Path(__file__).parents[3] / "Makefile"
 LOCK = """\
 # frozen
 --extra-index-url somewhere
