@@ -54,7 +54,7 @@ def test_a_sound_server_accepts_what_was_simulated(diagnose, story_engine, story
     results, report = diagnose(url)
     assert (results["cycles_differing"], results["lossless"]) == (0, "8/8")
     assert results["accept_length_served"]["accept_length"] > 2.0
-    assert {check["name"]: check["passed"] for check in report["checks"]}[
+    assert {check["check"]: check["passed"] for check in report["checks"]}[
         "the server's account of itself shows no fault"
     ]
     assert report["states"]["layers"] and not results["verdict"].startswith("bug")

@@ -20,7 +20,7 @@ from tests.engines.story import greedy_answers
 from tests.engines.story_fixtures import ANSWER
 from tests.sglang.conftest import TRAINED_PROMPTS
 
-# four servers are started: two minutes on a quiet machine, and many more on a busy one
+# three servers are started: two minutes on a quiet machine, and many more on a busy one
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS = 3
 LAYERS, EARLIER = [2, 3], [1, 2]  # of four: the layers on both sides of the earlier ones are there
@@ -74,7 +74,8 @@ def good(trained):
 
 @pytest.fixture(scope="module")
 def planted(good):
-    return faults(good.draft) | TRAINED_OTHERWISE
+    """Ten kinds: the benchmark has one more, d2t missing, for which a server more would have to start."""
+    return {kind: fault for kind, fault in (faults(good.draft) | TRAINED_OTHERWISE).items() if kind != "d2t missing"}
 
 
 @pytest.fixture(scope="module")
@@ -100,4 +101,4 @@ def test_every_planted_fault_changes_what_is_accepted(ranked, planted):
 
 def test_the_first_ranked_cause_is_the_planted_one(ranked, planted):
     wrong = [line(kind, fault, ranked[kind]) for kind, fault in planted.items() if not fault.ranks_first(ranked[kind])]
-    assert len(planted) == 11 and len(wrong) <= 2, wrong
+    assert len(planted) == 10 and len(wrong) <= 2, wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
@@ -31,6 +32,11 @@ class LaunchedServer(ABC):
 
     name: str  # of the log file
     own_python: Path  # where `make` installs the engine
+
+    @property
+    def end_signal(self) -> signal.Signals:
+        """What asks the server to end."""
+        return signal.SIGTERM
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class LaunchedServer(ABC):
     def stop(self, patience_s: float = PATIENCE_S) -> None:
         """Ends the server and everything it started. Safe to call twice."""
         if self._process is not None:
-            self._process.stop(patience_s)
+            self._process.stop(patience_s, self.end_signal)
             self._process = None
             atexit.unregister(self.stop)
 

@@ -23,7 +23,7 @@ from eagle3lab.engines.servers.errors import ServerError, ServerGone
 from eagle3lab.engines.servers.http import answer
 
 SERVER_VARIABLE = "EAGLE3LAB_SERVER"
-PATIENCE_S = 15.0  # between SIGTERM and SIGKILL; an idle SGLang server takes about five seconds
+PATIENCE_S = 15.0  # between the signal that asks and SIGKILL; an idle SGLang server takes six seconds after SIGTERM
 POLL_S = 0.2
 _KILL_S = 20.0  # a killed process that holds a GPU takes seconds to go
 _TAIL_LINES, _TAIL_CHARACTERS = 30, 6000
@@ -95,13 +95,14 @@ class ServerProcess:
             lines = log.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
         return f"--- end of {self.log}\n" + "\n".join(lines or ["(empty)"])
 
-    def stop(self, patience_s: float = PATIENCE_S) -> None:
-        """SIGTERM to the first process, which ends its own children in order; after `patience_s` SIGKILL to whatever is
-        left of the group or carries the mark. Returns when nothing is left; ServerError when something cannot be ended.
+    def stop(self, patience_s: float = PATIENCE_S, by: signal.Signals = signal.SIGTERM) -> None:
+        """The signal `by` to the first process, which ends its own children in order; after `patience_s` SIGKILL to
+        whatever is left of the group or carries the mark. Returns when nothing is left; ServerError when something
+        cannot be ended.
         """
         try:
             if self.alive():
-                self._process.terminate()
+                self._process.send_signal(by)
                 self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             pass

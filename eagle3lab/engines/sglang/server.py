@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from eagle3lab.engines.servers.launched import LaunchedServer
@@ -26,6 +27,12 @@ class SGLangServer(LaunchedServer):
 
     name, own_python = "sglang", PYTHON
     spec: ServerSpec
+
+    @property
+    def end_signal(self) -> signal.Signals:
+        """On a CPU Ctrl-C's: after SIGTERM the server looks every five seconds whether requests are still on their way.
+        On GPUs it then also gives back what it holds there, so that is waited for."""
+        return signal.SIGINT if self.spec.device == "cpu" else signal.SIGTERM
 
     def info(self) -> ServerInfo:
         """What the server says of itself. Raises ServerGone, ServerFault or BadAnswer."""
