@@ -79,6 +79,29 @@ def lost_rows(summaries: Iterable[Mapping[str, Any]], prepared: str | Path, show
     )
 
 
+class NothingKept(ValueError):
+    """A set of which no row can be used: its adapter, its path or its options are not what was meant."""
+
+
+def require_rows(summaries: Iterable[Mapping[str, Any]], prepared: str | Path, shown: str) -> None:
+    """Raises NothingKept for the first set that keeps no row, with the most frequent reasons and one row's detail.
+
+    shown: the folder `prepared` as a reader finds it.
+    """
+    for one in summaries:
+        if one["prompts"] or one["tokenized"]:
+            continue
+        fates = Counter(one["skipped"]) + Counter(one["errors"])
+        reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in fates.most_common(3)) or "it has none"
+        told = next((row["detail"] for row in iter_jsonl(Path(prepared) / one["set"] / ERRORS) if row["detail"]), "")
+        detail = f" ({shorten(told, _LONGEST_DETAIL, placeholder=' ...')})" if told else ""
+        raise NothingKept(
+            f"set {one['set']!r} keeps none of its {one['input']:,} rows: {reasons}{detail}; each row's reason: "
+            f"{shown}/{one['set']}/{ERRORS}. Does its adapter fit its columns, and are its limits meant so? "
+            "Without the set: leave it out of sets"
+        )
+
+
 def quantiles(lengths: Iterable[int]) -> dict[str, float]:
     """{"sum", "min", "p10", "median", "p90", "p99", "max"} of lengths (linear between neighbours); empty for none."""
     ordered = sorted(lengths)

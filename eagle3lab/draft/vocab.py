@@ -110,6 +110,10 @@ def build_vocab(counts_V: torch.Tensor, draft_vocab_size: int | None) -> VocabMa
     if draft_vocab_size is None:
         return VocabMap(torch.arange(counts_V.numel()), counts_V.numel())
     seen = int((counts_V > 0).sum())
+    if not seen:
+        raise VocabError(
+            "the corpus has no generated text to train on: see what 01_data_prep kept of its sets, and why"
+        )
     if draft_vocab_size > seen:
         raise VocabError(
             f"draft_vocab_size={draft_vocab_size}, but only {seen} distinct ids occur in the generated text: "

@@ -246,9 +246,10 @@ def _limits(facts: CardFacts) -> Iterator[str]:
         yield "Trained on greedy answers; sampled decoding accepts less."
     if not facts.base_model:
         yield "The target was a folder on its maker's disk: the card cannot say which public model that is."
-    told = {stage: results for stage, results in facts.results.items() if stage != "extraction"}  # said above
-    for stage, text in standing_warnings(told):
-        yield f"{STAGES[stage].label}: {words(text)}."
+    rest = {stage: results for stage, results in facts.results.items() if stage != "extraction"}  # said above
+    for stage, text in standing_warnings(rest):
+        told = text.partition("; first: ")[0]  # what follows are a row and paths of the maker's disk
+        yield f"{STAGES[stage].label}: {words(told)}."
 
 
 def _license(facts: CardFacts) -> str:

@@ -127,7 +127,9 @@ def _run(options: argparse.Namespace) -> int:
     last: StageResult = results[-1]
     if last.state != OK:
         given = [word for name, value in options.parameters for word in ("-p", name, value)]
-        words = ["run", options.profile, "--from", last.stage, *["--force"] * last.came_back, *given]
+        left = stages[stages.index(last.stage) :]
+        selected = ["--only", *left] if options.only or options.last else ["--from", last.stage]
+        words = ["run", options.profile, *selected, *["--force"] * last.came_back, *given]
         print(f"stopped at {last.stage}; continue with: python -m eagle3lab {shlex.join(words)}")
     else:
         print(closing_text((result.stage, result.folder) for result in results))

@@ -16,7 +16,7 @@ from .stages import get_stage
 
 def closing_text(runs: Iterable[tuple[str, Path]]) -> str:
     """Headlines, figures, reports and executed notebooks of finished runs, given as (stage, run folder), in their
-    order. A notebook that was made a web page already is shown as that page."""
+    order."""
     results, figures, reports, notebooks = [], [], [], []
     for stage, folder in runs:
         label = get_stage(stage).label
@@ -29,9 +29,7 @@ def closing_text(runs: Iterable[tuple[str, Path]]) -> str:
             elif entry["kind"] == "report":
                 reports.append(path)
         if (notebook := folder / f"{label}.ipynb").exists():  # there is none of a stage run by hand
-            page = notebook.with_suffix(".html")
-            made = page.exists() and page.stat().st_mtime >= notebook.stat().st_mtime
-            notebooks.append(f"  {show_path(page if made else notebook)}")
+            notebooks.append(f"  {show_path(notebook)}")
     jupyter = show_path(Path(sys.executable).with_name("jupyter"))
     read = f"Notebooks as they ran (as a web page: {jupyter} nbconvert --to html PATH)"
     sections = (("Results", results), ("Figures", figures), ("Reports", reports), (read, notebooks))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .estimates import CODECS, is_codec
 from .known_sets import KNOWN_SETS, SET_OPTIONS, names_a_set, options_fit
 from .server_commands import OWN_FLAGS, names_no_own_flag
 
@@ -98,6 +99,7 @@ RULES: tuple[Rule, ...] = (
             "min_chars",
         )
     ),
+    Rule(("codec",), is_codec, f"is none of {CODECS}"),
     Rule(("lr",), lambda lr: 0 < lr < 1, "must lie between 0 and 1"),
     Rule(("warmup_ratio",), lambda ratio: 0 <= ratio < 1, "must lie in [0, 1)"),
     Rule(("heldout_share",), lambda share: 0 < share < 1, "must lie between 0 and 1"),

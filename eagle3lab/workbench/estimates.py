@@ -9,17 +9,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+CODECS = "float32, bf16, fp8, nor two parts such as fp8+bf16 or fp8+top16"
 _CODEC = re.compile(r"(float32|bf16|fp8)(?:\+(float32|bf16|fp8|top([1-9]\d*)))?")
 KEPT_CHECKPOINTS = 2  # a training keeps its newest two
+
+
+def is_codec(name: str) -> bool:
+    """Whether a feature store can be written with this codec."""
+    return _CODEC.fullmatch(name) is not None
 
 
 def bytes_per_token(codec: str, hidden_size: int, aux_layers: int, teacher_share: float, vocab_size: int) -> float:
     """Bytes of one token in the feature store. ValueError for a word that is no codec."""
     match = _CODEC.fullmatch(codec)
     if not match:
-        raise ValueError(
-            f"codec = {codec!r} is none of float32, bf16, fp8, nor two parts such as fp8+bf16 or fp8+top16"
-        )
+        raise ValueError(f"codec = {codec!r} is none of {CODECS}")
     aux, teacher, top = match.groups()
     state = {"float32": 4 * hidden_size, "bf16": 2 * hidden_size, "fp8": hidden_size + 1}
     id_bytes = 2 if vocab_size <= 1 << 16 else 4

@@ -83,7 +83,7 @@ def test_interrupted_and_killed_training_ends_with_the_same_weights(smoke_chain,
     assert process.returncode == 130, output
     assert (training.record["state"], training.record["error"]["message"]) == ("interrupted", "SIGINT")
     assert all(gone(child) for child in children)
-    assert "continue with: python -m eagle3lab run smoke --from training" in output and "Traceback" not in output
+    assert "continue with: python -m eagle3lab run smoke --only training" in output and "Traceback" not in output
     first_cut = training.checkpoint()
     assert first_cut >= 20
 

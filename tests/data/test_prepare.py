@@ -6,7 +6,7 @@ from eagle3lab.data.chat import render_prompt
 from eagle3lab.data.packages import fetch_package
 from eagle3lab.data.prepare import Limits, prepare_set, read_prompts, split_of
 from eagle3lab.data.sources import SETS, SetSpec, open_rows, set_spec
-from eagle3lab.data.summary import lost_rows
+from eagle3lab.data.summary import NothingKept, lost_rows, require_rows
 from eagle3lab.data.text import digest, normalise
 from eagle3lab.workbench.files import read_jsonl
 
@@ -210,3 +210,24 @@ def test_rows_lost_to_errors_are_told_with_the_line_of_the_first(prepare, tmp_pa
     assert rest == ["the rest is used", "to have them too, mend the data and run data_prep with --force"]
     summary, _, _ = prepare([_row(1), _row(2), _row(1, "no " * 900)])
     assert summary["skipped"] and lost_rows([summary], tmp_path / "prepared", "") is None  # what filters leave out
+
+
+def test_a_set_of_which_no_row_can_be_used_ends_the_preparation_with_the_reason(tmp_path, chatml):
+    """Three ways to name the columns otherwise than the adapter does."""
+    turn = {"role": "user", "content": "How do I cook rice?"}
+    rows = {
+        "dialog": ({"dialog": [turn]}, "1 no_messages (no key 'messages'; the row has dialog)"),
+        "text": ({"messages": [{"role": "user", "text": "Hi"}]}, "1 no_content (turn 0 has no key 'content'; it has"),
+        "words": ({"messages": "How do I"}, "1 messages_not_json (messages is a text that is not JSON: "),
+    }  # fmt: skip
+    for name, (row, reason) in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        summary = prepare_set(SetSpec(name, "messages", path=str(tmp_path / f"{name}.jsonl")), chatml, tmp_path, OPEN)
+        with pytest.raises(NothingKept) as refused:
+            require_rows([summary], tmp_path, "runs/x/prepared")
+        told = str(refused.value)
+        assert told.startswith(f"set '{name}' keeps none of its 1 rows: {reason}"), told
+        assert f"runs/x/prepared/{name}/errors.jsonl" in told and "adapter" in told
+    (tmp_path / "good.jsonl").write_text(json.dumps({"messages": [turn]}))
+    good = prepare_set(SetSpec("good", "messages", path=str(tmp_path / "good.jsonl")), chatml, tmp_path, OPEN)
+    require_rows([good], tmp_path, "runs/x/prepared")

@@ -23,6 +23,8 @@ def test_ties_go_to_the_lower_id():
 
 
 def test_more_ids_than_seen_are_refused():
+    with pytest.raises(VocabError, match="no generated text to train on: see what 01_data_prep kept"):
+        build_vocab(torch.zeros(4, dtype=torch.int64), 3)
     with pytest.raises(VocabError, match=r"draft_vocab_size=3, but only 2 distinct ids .* lower draft_vocab_size to 2"):
         build_vocab(torch.tensor([0, 4, 1, 0]), 3)
 

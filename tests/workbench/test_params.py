@@ -170,6 +170,8 @@ def test_impossible_combinations_are_refused_before_a_kernel(lab):
     assert not violations({"engine": "sglang", "topk": 4})
     assert violations({"engine": "sglang", "codec": "fp8+top16"})
     assert not violations({"engine": "embedded", "codec": "fp8+top16"})
+    (refused,) = violations({"codec": "fp9"})
+    assert refused.startswith("codec = 'fp9': is none of float32, bf16, fp8, nor two parts")
     assert violations({"amounts": [100, 100]}) and not violations({"amounts": [100, 200]})
     assert violations({"amounts": [0, 100]}) and violations({"amounts": [200, 100]})
     assert violations({"vary": "rows", "amounts": [1.5]}) and not violations({"vary": "lr", "amounts": [0.001, 0.002]})

@@ -58,7 +58,7 @@ def test_a_forced_run_that_does_not_end_ok_leaves_the_good_one_in_its_place(exec
     )
     assert told in capsys.readouterr().out
     assert run("worse", end, by_command=True) != 0
-    assert "continue with: python -m eagle3lab run tiny --from data_prep --force" in capsys.readouterr().out
+    assert "continue with: python -m eagle3lab run tiny --only data_prep --force" in capsys.readouterr().out
     assert text_of(good.folder) == "good" and text_of(anew.folder) == "worse"
     assert run("better").folder == good.folder
     assert text_of(good.folder) == "better" and lab.folders() == [good.run_id]  # and nothing else is left

@@ -170,7 +170,7 @@ def test_wall_clock_limit_through_the_command(lab):
     [name] = lab.folders()
     record = lab.read(name, "run.json")
     assert (record["state"], record["error"]["message"]) == ("timeout", "wall-clock limit of 9 s")
-    assert "continue with: python -m eagle3lab run tiny --from data_prep -p words 4\n" in output
+    assert "continue with: python -m eagle3lab run tiny --only data_prep -p words 4\n" in output
     assert "Traceback" not in output and "Task" not in output, output
 
 

@@ -28,6 +28,7 @@ from eagle3lab.analysis.doctor.target import (
     check_files,
     check_finite,
     check_target,
+    find_target,
 )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "check_versions",
     "exit_code",
     "faults",
+    "find_target",
     "free_disk",
     "processes",
     "read_report",

@@ -9,11 +9,22 @@ from safetensors import SafetensorError, safe_open
 
 from eagle3lab.analysis.doctor.report import Check, judged
 from eagle3lab.analysis.tables import human_bytes
+from eagle3lab.data.targets import TargetError, resolve_target
 from eagle3lab.draft.aux_layers import check_aux_layers as valid_aux_layers
 from eagle3lab.draft.aux_layers import default_aux_layers, some_aux_layers
 
 INDEX = "model.safetensors.index.json"
 FETCH_AGAIN = "remove the folder and let the target be fetched again"
+ELSEWHERE = "python -m eagle3lab run PROFILE --only doctor -p target FOLDER"
+
+
+def find_target(name: str | Path) -> tuple[Path | None, list[Check]]:
+    """(the target's folder, no rows), or (None, the row that says why there is none)."""
+    try:
+        return resolve_target(name), []
+    except (TargetError, OSError) as error:
+        remedy = "set target to a folder with config.json, *.safetensors and a tokenizer, or make what is missing"
+        return None, [judged("target", str(error), "a model's folder", "fault", remedy, ELSEWHERE)]
 
 
 def check_target(folder: Path, aux_layers: Sequence[int] | None = None, max_bytes: int = 40 * 2**30) -> list[Check]:

@@ -103,7 +103,7 @@ def ordered(messages: list[Message]) -> tuple[list[Message], int]:
     turns = [m for m in messages if m["role"] != "system"]
     if turns and turns[0]["role"] == "assistant":
         raise RowSkipped("starts_with_answer")
-    raise RowSkipped("empty_prompt" if turns else "no_user_turn")
+    raise RowSkipped("empty_prompt" if turns else "no_user_turn", "the first user turn holds no text" if turns else "")
 
 
 _IDS = ("id", "conversation_id", "prompt_id", "instance_id", "question_id", "task_id")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 from eagle3lab.data.adapters.base import Conversation, RowError, conversation, first_of, mapping_of, text_of
@@ -25,14 +26,23 @@ _THOUGHT_COLUMNS = ("reasoning_content", "reasoning", "thinking")
 def adapt_messages(row: Any, set_name: str) -> Conversation:
     """Row -> Conversation; a role that is not known is an error."""
     row = mapping_of(row)
+    if "messages" not in row:
+        raise RowError("no_messages", f"no key 'messages'; the row has {keys_of(row)}")
     turns = Turns()
-    for number, turn in enumerate(message_list(row.get("messages"), "messages")):
+    for number, turn in enumerate(message_list(row["messages"], "messages")):
         turn = mapping_of(turn)
         role = ROLES.get(turn.get("role"))
         if role is None:
             raise RowError("unknown_role", f"turn {number} has role {turn.get('role')!r}")
+        if role == "user" and "content" not in turn:
+            raise RowError("no_content", f"turn {number} has no key 'content'; it has {keys_of(turn)}")
         add_message(turns, role, turn, number)
     return conversation(row, set_name, turns.messages, tools_of(row.get("tools")))
+
+
+def keys_of(row: Mapping[str, Any]) -> str:
+    """The row's first keys, for an error that misses one."""
+    return shorten(", ".join(map(str, row)), 60, placeholder=" ...") or "none"
 
 
 def message_list(value: Any, column: str) -> list[Any]:
@@ -41,7 +51,7 @@ def message_list(value: Any, column: str) -> list[Any]:
         try:
             value = json.loads(value, strict=False)
         except ValueError as error:
-            raise RowError(f"{column}_not_json", str(error)) from error
+            raise RowError(f"{column}_not_json", f"{column} is a text that is not JSON: {error}") from error
     if not isinstance(value, list):
         raise RowError(f"no_{column}", f"{column} is {type(value).__name__}")
     return value

@@ -36,6 +36,14 @@ def target(tmp_path):
     return tmp_path
 
 
+def test_a_target_that_is_not_there_is_a_row_not_the_end(target):
+    assert doctor.find_target(target) == (target.resolve(), [])
+    for name in ("./nowhere", str(target / "no")):
+        folder, (row,) = doctor.find_target(name)
+        assert folder is None and (row.check, row.verdict) == ("target", "fault")
+        assert "no such folder" in row.found and row.remedy and "-p target FOLDER" in row.command
+
+
 def verdicts(rows):
     return {row.check: row.verdict for row in rows}
 
