@@ -201,7 +201,10 @@ def test_paths_of_the_machine_stay_out(records):
     record = json.loads((records.runs / "tiny-training-1/run.json").read_text())
     record["parameters"]["target"]["value"] = "/data/models/Mine"
     (records.runs / "tiny-training-1/run.json").write_text(json.dumps(record))
+    lost = "2 of 9 rows lost to errors; first: own (rows.jsonl), line 4: not JSON; all: /data/runs/own/errors.jsonl"
+    (records.runs / "tiny-data_prep-1/results.json").write_text(json.dumps({"lost_rows": lost}))
     text = card(training_run("tiny"))
+    assert "- 01_data_prep: 2 of 9 rows lost to errors." in text
     assert "/data" not in text and "# EAGLE-3 drafter for Mine" in text and "base_model" not in text
     assert "h (o/d)" in text and "cannot say which public model" in text
     assert ModelCard(card(training_run("tiny"), Given(base_model="me/Mine"))).data.base_model == "me/Mine"
