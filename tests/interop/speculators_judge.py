@@ -30,6 +30,9 @@ def main(folder: Path, aux_layers: list[int]) -> None:
         config = Eagle3SpeculatorConfig.from_pretrained(folder / name)
         config.transformer_layer_config._attn_implementation = "eager"
         model = Eagle3DraftModel.from_pretrained(folder / name, config=config).float().eval()
+        # The drafter has no embedding of its own. speculators takes the target's where its own holds NaN, but what
+        # transformers leaves there is memory as it was: once in eight runs it held no NaN, and was used as it stood.
+        model.embed_tokens.weight.data.copy_(row["embed"])
         found[f"{name}.logits"] = logits(model, row)
     found |= {"d2t": model.d2t.clone(), "target_layer_ids": torch.tensor(model.target_layer_ids)}
     found["trained.logits"] = logits(trained_by_default(folder / "trained", model), row)
