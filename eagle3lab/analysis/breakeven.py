@@ -196,10 +196,15 @@ def advise(rows: Sequence[BenchRow], profile: str = "PROFILE") -> list[Advice]:
     for condition in conditions(settings):
         best = max((row for row in settings if row.condition == condition), key=lambda row: row.speedup)
         why = not_measurable(rows, condition)
-        again = f"repeat with: python -m eagle3lab run {profile} --only serving --force"
-        text = f"{NOT_MEASURABLE} at {condition}: {why}; {again}" if why else _words(best)
+        text = f"{NOT_MEASURABLE} at {condition}: {why}; repeat with: {measure_anew(profile)}" if why else _words(best)
         found.append(Advice(condition, not why and best.speedup_low > 1, not why, best, text))
     return found
+
+
+def measure_anew(profile: str) -> str:
+    """The command that measures a profile's speeds anew, and what its curve needs then."""
+    run = f"python -m eagle3lab run {profile}"
+    return f"{run} --only serving --force, and then for the curve: {run} --only scaling"
 
 
 def _words(best: BenchRow) -> str:

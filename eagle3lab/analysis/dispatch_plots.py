@@ -58,7 +58,8 @@ def time_left_figure(history: Sequence[Mapping[str, Any]], data: str) -> Figure:
     told = [(history[i]["seconds_left"], *history[i]["seconds_left_range"]) for i in known]
     left, low, high = np.array(told).T / size
     note = (
-        "Estimate and time passed meet at the end. The range is meant to hold nine times of ten at a speed that stays."
+        "Estimate and time passed meet at the end. The range is meant to hold nine times of ten, "
+        "while the speed changes no more than it did."
     )
     figure, axis = style.new_figure("Time of the whole dispatch, as estimated on the way", data, note=note)
     axis.fill_between(passed, passed + low, passed + high, color=style.BLUE, alpha=0.18, linewidth=0, label="range")

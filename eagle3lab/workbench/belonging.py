@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .artefacts import manifest_digest, read_manifest
 from .lineage import ancestors
-from .records import OK, read_record
+from .records import MANIFEST, OK, read_record
 from .stages import STAGES
 
 Record = dict[str, Any]
@@ -67,14 +68,26 @@ def _belongs_to(record: Mapping[str, Any], lineage: Mapping[str, str], runs_dir:
         return f"drafter {drafter}"
     other = _differing(record, lineage, runs_dir)
     nearest = other.get("training") or next(reversed(other.values()), None)
+    if nearest in lineage.values():
+        return f"made from {nearest} before that was made anew"
     return f"made from {nearest}" if nearest else "newer than the chain above"
 
 
 def _differing(record: Mapping[str, Any], lineage: Mapping[str, str], runs_dir: Path) -> dict[str, str]:
-    """Stage -> run id of what a run was made from and `lineage` has another run of."""
+    """Stage -> run id of what a run was made from and `lineage` has another run of, or the same made anew since."""
     made_from = ancestors(record, runs_dir)
     return {
         stage: made_from[stage]
         for stage in STAGES
-        if stage in made_from and lineage.get(stage, made_from[stage]) != made_from[stage]
+        if stage in made_from
+        and (lineage.get(stage, made_from[stage]) != made_from[stage] or _made_anew(stage, record, runs_dir))
     }
+
+
+def _made_anew(stage: str, record: Mapping[str, Any], runs_dir: Path) -> bool:
+    """Whether a run that another was made from has other artefacts by now (`--force` keeps its id)."""
+    entry = record["upstream"].get(stage, {})
+    folder = runs_dir / entry.get("run_id", "")
+    if "manifest_sha256" not in entry or not (folder / MANIFEST).exists():
+        return False
+    return manifest_digest(read_manifest(folder)) != entry["manifest_sha256"]

@@ -91,7 +91,7 @@ def run_chain(
             refuse_large_amounts(planned, row.upstream)
         label = f"[{number}/{len(names)}] {row.stage.label}"
         if row.will_run:
-            result = _run(row, label, force, limits or Limits(), terminal)
+            result = _run(row, names[number:], label, force, limits or Limits(), terminal)
         else:
             confirm(row.folder)
             terminal.say(f"{label} unchanged: {row.run_id}")
@@ -105,7 +105,7 @@ def run_chain(
     return results
 
 
-def _run(row: StagePlan, label: str, force: bool, limits: Limits, terminal: Terminal) -> StageResult:
+def _run(row: StagePlan, later: list[str], label: str, force: bool, limits: Limits, terminal: Terminal) -> StageResult:
     folder = row.folder
     refuse_busy(folder)
     if (old := read_record(folder)) and "mark" in old:
@@ -114,7 +114,7 @@ def _run(row: StagePlan, label: str, force: bool, limits: Limits, terminal: Term
         set_aside(folder)
     failed = None
     try:
-        ended = _fill(row, label, limits, terminal)
+        ended = _fill(row, later, label, limits, terminal)
     finally:
         if force:
             failed = keep_the_good_one(folder)
@@ -125,8 +125,8 @@ def _run(row: StagePlan, label: str, force: bool, limits: Limits, terminal: Term
     return StageResult(row.stage.name, row.run_id, place, ended["state"], True, ended["error"], failed is not None)
 
 
-def _fill(row: StagePlan, label: str, limits: Limits, terminal: Terminal) -> dict[str, Any]:
-    """Run the stage in its folder; its ended record."""
+def _fill(row: StagePlan, later: list[str], label: str, limits: Limits, terminal: Terminal) -> dict[str, Any]:
+    """Run the stage in its folder; its ended record. `later`: the stages that this chain goes on with by itself."""
     folder = row.folder
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (MANIFEST, RESULTS, PROGRESS):
@@ -135,7 +135,7 @@ def _fill(row: StagePlan, label: str, limits: Limits, terminal: Terminal) -> dic
     record = new_record(
         row.stage, row.identity, row.resolved.values, row.resolved.origins, row.upstream, row.code, "runner"
     )
-    write_record(folder, {**record, "mark": mark})
+    write_record(folder, {**record, "mark": mark, "later": later})
     terminal.say(f"{label} {row.run_id}: {row.why}")
     terminal.begin(label)
     watcher = _Watcher(folder, mark, terminal)

@@ -20,7 +20,7 @@ from .stages import get_stage
 
 Item = TypeVar("Item")
 HEADLINE = "headline"  # name of the headline results in results.json
-LONGEST_HEADLINE = 160
+LONGEST_HEADLINE = 240  # characters: two lines of a page
 
 
 class Run:
@@ -111,11 +111,14 @@ class Run:
 
         E.g. `accept length 1.53 (simulated, chain 3, temperature 0, 64 prompts)`. Lines are kept in order under
         "headline" in results.json; a line that is there already is not added again (a cell run twice).
-        ValueError unless it is one line of 1 to 160 characters.
+        One of more than 240 characters ends after a word, with "…". ValueError unless it is one line.
         """
         line = text.strip()
-        if not 1 <= len(line) <= LONGEST_HEADLINE or "\n" in line:
-            raise ValueError(f"a headline is one line of 1 to {LONGEST_HEADLINE} characters, not {text!r}")
+        if not line or "\n" in line:
+            raise ValueError(f"a headline is one line, not {text!r}")
+        if len(line) > LONGEST_HEADLINE:
+            whole_words = line[: LONGEST_HEADLINE - 1].rpartition(" ")[0]
+            line = f"{whole_words or line[: LONGEST_HEADLINE - 2]} …"
         if line not in self._results[HEADLINE]:
             self._results[HEADLINE].append(line)
 

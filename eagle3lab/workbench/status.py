@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +33,9 @@ from .standing import standing_warnings
 from .status_pages import html_page, markdown_page
 
 TITLE = "Status"
+NOTES = {
+    "Stopped": "Run again with the same parameters, a stage goes on where it stopped. To be rid of one, delete its folder."
+}
 _METRICS_TAIL = 65536  # bytes of a metrics file that hold its last rows
 _SHOWN_METRICS = 4
 
@@ -44,10 +47,10 @@ class StatusReport:
     done: the newest training's chain, the ok runs that it was made from and that measured it; running: runs at work,
     with progress, time left and their last metrics; stopped: the newest run of a stage where it did not end ok; next:
     the stages without an ok run in the chain whose needs have one, or will have once what runs now ended, each with its
-    command; warnings: what the results of
-    the done runs say that must not be overlooked; key_files: artefacts of the done runs; numbers: their headline
-    results, in the words of their notebook (the rest is in each run's results.json); others: ok runs beside the chain
-    (of somebody's drafter, of another training) with what they belong to and their headline results.
+    command (none where a running chain goes on by itself), or the doctor alone after it stopped a chain; warnings: what
+    the results of the done runs say that must not be overlooked; key_files: artefacts of the done runs; numbers: their
+    headline results, in the words of their notebook (the rest is in each run's results.json); others: ok runs beside
+    the chain (of somebody's drafter, of another training) with what they belong to and their headline results.
     written: when, UTC, ISO 8601; writer: the status run that writes this report.
     """
 
@@ -64,11 +67,11 @@ class StatusReport:
 
     def to_markdown(self) -> str:
         """The report as Markdown, one table a section."""
-        return markdown_page(self._first_line(), self._sections())
+        return markdown_page(self._first_line(), self._sections(), NOTES)
 
     def to_html(self) -> str:
         """The report as one HTML page that loads nothing from elsewhere; all values are escaped."""
-        return html_page(TITLE, self._first_line(), self._sections())
+        return html_page(TITLE, self._first_line(), self._sections(), NOTES)
 
     def _first_line(self) -> str:
         by = f" by {self.writer}" if self.writer else ""
@@ -113,7 +116,8 @@ def _add_profile(report: StatusReport, runs_dir: Path, records: list[dict[str, A
     records = [record for record in records if record["profile"] == profile]
     chain = newest_chain(records, runs_dir)
     latest = {(record["stage"], foreign_drafter(record)): record for record in records}  # of two the newer stays
-    at_work = {name for (name, drafter), last in latest.items() if not drafter and observed_state(last) == RUNNING}
+    own = {name: last for (name, drafter), last in latest.items() if not drafter}
+    at_work = {name: last for name, last in own.items() if observed_state(last) == RUNNING}
     results = {}
     for stage in STAGES.values():
         if stage.name in chain:
@@ -122,7 +126,11 @@ def _add_profile(report: StatusReport, runs_dir: Path, records: list[dict[str, A
         for (name, _), last in latest.items():
             if name == stage.name:
                 _add_unfinished(report, runs_dir, last)
-    report.next.extend(_upcoming(profile, chain.keys(), at_work))
+    if records[-1]["stage"] == "doctor" and observed_state(records[-1]) not in (OK, RUNNING):
+        again = f"python -m eagle3lab run {profile}"
+        report.next.append({"profile": profile, "stage": "00_doctor", "command": again, "when": "once that is mended"})
+    else:
+        report.next.extend(_upcoming(profile, chain.keys(), at_work))
     for stage_name, text in standing_warnings(results):
         report.warnings.append({"profile": profile, "stage": get_stage(stage_name).label, "warning": text})
     for record, belongs_to in beside(records, chain, runs_dir):
@@ -132,16 +140,22 @@ def _add_profile(report: StatusReport, runs_dir: Path, records: list[dict[str, A
             report.others.append({**key, "belongs to": belongs_to, "result": text})
 
 
-def _upcoming(profile: str, done: Collection[str], at_work: Set[str]) -> Iterator[dict[str, str]]:
-    """The stages that can begin now, or as soon as those at work ended: what each needs tells. The first goes on to the
-    end of the chain, another that can begin beside it stands alone."""
-    first = True
+def _upcoming(
+    profile: str, done: Collection[str], at_work: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, str]]:
+    """The stages that can begin now, or as soon as those at work ended: what each needs tells. What a chain at work
+    goes on with needs no command; of the others the first goes on to the end of the chain, another that can begin
+    beside it stands alone."""
+    first, by_itself = True, {name for record in at_work.values() for name in record.get("later", [])}
     for stage in STAGES.values():
         missing = [name for name in stage.needs if name not in done]
-        if stage.always or stage.name in {*done, *at_work} or not at_work.issuperset(missing):
+        if stage.always or stage.name in {*done, *at_work} or not at_work.keys() >= set(missing):
+            continue
+        when = f"after {', '.join(get_stage(name).label for name in missing)}" if missing else "now"
+        if stage.name in by_itself:
+            yield {"profile": profile, "stage": stage.label, "command": "", "when": f"by itself, {when}"}
             continue
         command = f"python -m eagle3lab run {profile} {'--from' if first else '--only'} {stage.name}"
-        when = f"after {', '.join(get_stage(name).label for name in missing)}" if missing else "now"
         yield {"profile": profile, "stage": stage.label, "command": command, "when": when}
         first = False
 

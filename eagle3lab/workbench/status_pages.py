@@ -16,16 +16,24 @@ _STYLE = (
 )
 
 
-def markdown_page(first_line: str, sections: Mapping[str, Rows]) -> str:
-    """A table a section. Cell text is escaped for Markdown tables and for the HTML that Markdown lets through."""
-    tables = [f"## {title}\n\n{markdown_table(rows)}\n" for title, rows in sections.items()]
-    return "\n".join([f"{first_line}\n", *tables])
+def markdown_page(first_line: str, sections: Mapping[str, Rows], notes: Mapping[str, str]) -> str:
+    """A table a section, below it the section's note if it has rows. Cell text is escaped for Markdown tables and for
+    the HTML that Markdown lets through."""
+    parts = [f"{first_line}\n"]
+    for title, rows in sections.items():
+        parts.append(f"## {title}\n\n{markdown_table(rows)}\n")
+        if rows and title in notes:
+            parts.append(f"{notes[title]}\n")
+    return "\n".join(parts)
 
 
-def html_page(title: str, first_line: str, sections: Mapping[str, Rows]) -> str:
-    """A whole page with its own style, no script, nothing loaded from elsewhere."""
-    parts = [f'<section class="{name.lower()}"><h2>{html.escape(name)}</h2>{_html_table(rows)}</section>'
-             for name, rows in sections.items()]  # fmt: skip
+def html_page(title: str, first_line: str, sections: Mapping[str, Rows], notes: Mapping[str, str]) -> str:
+    """A whole page with its own style, no script, nothing loaded from elsewhere; notes as in `markdown_page`."""
+    parts = []
+    for name, rows in sections.items():
+        note = f"<p>{html.escape(notes[name])}</p>" if rows and name in notes else ""
+        table = f"<h2>{html.escape(name)}</h2>{_html_table(rows)}{note}"
+        parts.append(f'<section class="{name.lower()}">{table}</section>')
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     body = f"<h1>{html.escape(title)}</h1><p>{html.escape(first_line)}</p>{''.join(parts)}"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'

@@ -195,7 +195,8 @@ def test_rounds_of_a_busy_machine_are_no_advice():
     assert advice.text == (
         "not measurable at one stream: chain 1 x1.26 to x2.65 in its rounds, baseline rounds 5.1 to 16.3 tok/s, "
         "break-even 0.86 (impossible below 1): the machine was busy; "
-        "repeat with: python -m eagle3lab run demo --only serving --force"
+        "repeat with: python -m eagle3lab run demo --only serving --force, "
+        "and then for the curve: python -m eagle3lab run demo --only scaling"
     )
     with pytest.raises(CannotFit, match="not measurable at one stream: chain 1 x1.26 to x2.65"):
         fit_cycle_cost([BUSY, won, row(15.0, 1.4, 3, 4, base=10.7)])

@@ -7,6 +7,7 @@ import re
 import psutil
 import pytest
 
+from eagle3lab.workbench.artefacts import manifest_digest, read_manifest
 from eagle3lab.workbench.files import write_json_atomic
 from eagle3lab.workbench.opening import open_run
 from eagle3lab.workbench.records import read_record, write_record
@@ -51,7 +52,7 @@ def test_headlines_are_kept_in_order_and_once(lab):
     run = open_run("data_prep", dict(PREP))
     for text in ("accept length 1.53 (chain 3)", " 40 tok/s | 30 without ", "accept length 1.53 (chain 3)"):
         run.headline(text)
-    for wrong in ("", "  ", "two\nlines", "x" * 161):
+    for wrong in ("", "  ", "two\nlines"):
         with pytest.raises(ValueError, match="a headline is one line"):
             run.headline(wrong)
     with pytest.raises(ValueError, match="run.headline"):
@@ -63,6 +64,17 @@ def test_headlines_are_kept_in_order_and_once(lab):
     assert json.loads((run.folder / "results.json").read_text()) == {"headline": lines}
     assert [row["result"] for row in status("runs").numbers] == lines
     assert "| tiny | 01_data_prep | 40 tok/s \\| 30 without |" in status("runs").to_markdown()
+
+
+def test_a_long_headline_ends_after_a_word(lab):
+    run = open_run("data_prep", dict(PREP))
+    for text in ("word " * 47 + "whole", "word " * 48 + "more", "x" * 300):  # 240, 244 and 300 characters
+        run.headline(text)
+    run.path("prompts.txt").write_text("a")
+    run.add("prepared", "prompts.txt", "data")
+    run.finish()
+    lines = json.loads((run.folder / "results.json").read_text())["headline"]
+    assert lines == ["word " * 47 + "whole", "word " * 47 + "…", "x" * 238 + " …"]
 
 
 @pytest.mark.parametrize("driver", ["kernel", "runner"])
@@ -88,7 +100,7 @@ def test_times_are_shown_for_readers():
 
 
 NEEDS = {
-    "data_prep": (), "inference": ("data_prep",), "extraction": ("inference",), "training": ("extraction",),
+    "doctor": (), "data_prep": (), "inference": ("data_prep",), "extraction": ("inference",), "training": ("extraction",),
     "diagnostics": ("training", "inference"), "serving": ("training", "data_prep"),
     "scaling": ("training", "extraction", "inference", "serving"),
 }  # fmt: skip
@@ -100,8 +112,9 @@ class Written:
     def __init__(self, root):
         self.runs, self.minute = root / "runs", 0
 
-    def add(self, stage, letter, above="", profile="tiny", state="ok", draft=None, **needs):
-        """above: the letter of the runs it was made from; needs: another letter for one of them, None for none."""
+    def add(self, stage, letter, above="", profile="tiny", state="ok", draft=None, more=(), **needs):
+        """above: the letter of the runs it was made from; needs: another letter for one of them, None for none; more:
+        further entries of the record."""
         self.minute += 1
         run_id, upstream = f"{profile}-{stage}-{letter}", {}
         for name in NEEDS[stage]:
@@ -111,14 +124,14 @@ class Written:
             "run_id": run_id, "stage": stage, "profile": profile, "state": state, "seconds": 60.0, "error": None,
             "started": f"2026-01-01T00:{self.minute:02d}:00.000+00:00", "ended": "2026-01-01T01:00:00.000+00:00",
             "upstream": upstream, "parameters": {"draft": {"value": draft, "origin": "test"}} if draft else {},
-            "device": {"host": "another machine"}, "pid": 1, "pid_started": 1.0,
+            "device": {"host": "another machine"}, "pid": 1, "pid_started": 1.0, **dict(more),
         }  # fmt: skip
         (self.runs / run_id).mkdir(parents=True)
         for name, value in (("run", record), ("manifest", {}), ("results", {"headline": [run_id]})):
             write_json_atomic(self.runs / run_id / f"{name}.json", value)
         return run_id
 
-    def chain(self, letter, stages=tuple(NEEDS), profile="tiny"):
+    def chain(self, letter, stages=tuple(NEEDS)[1:], profile="tiny"):
         return [self.add(stage, letter, letter, profile) for stage in stages]
 
 
@@ -149,18 +162,59 @@ def upcoming(report):
     ],
 )
 def test_what_comes_next_is_told_by_what_each_stage_needs(written, done, running, expected):
-    written.chain("a", tuple(NEEDS)[:done])
+    written.chain("a", tuple(NEEDS)[1 : 1 + done])
     for stage in running:
         written.add(stage, "b", "a", state="running")
     assert upcoming(status("runs")) == expected
 
 
 def test_of_two_stages_that_can_begin_the_second_stands_alone(written):
-    written.chain("a", tuple(NEEDS)[:4])
+    written.chain("a", tuple(NEEDS)[1:5])
     assert [row["command"] for row in status("runs").next] == [
         "python -m eagle3lab run tiny --from diagnostics",
         "python -m eagle3lab run tiny --only serving",
     ]
+
+
+def test_what_a_chain_at_work_goes_on_with_needs_no_command(written):
+    written.chain("a", tuple(NEEDS)[1:4])
+    later = ["diagnostics", "serving", "scaling", "status"]
+    written.add("training", "b", "a", state="running", more={"later": later})
+    after = {"command": "", "when": "by itself, after 04_training"}
+    profile = {"profile": "tiny"}
+    assert status("runs").next == [{**profile, "stage": stage, **after} for stage in ("05_diagnostics", "06_serving")]
+    written.add("training", "c", "a", state="running", more={"later": ["diagnostics"]})
+    by_hand = {"command": "python -m eagle3lab run tiny --from serving", "when": "after 04_training"}
+    assert status("runs").next[1] == {**profile, "stage": "06_serving", **by_hand}
+
+
+def test_after_a_doctor_that_stopped_the_chain_nothing_else_comes_next(written):
+    written.add("doctor", "a", state="failed")
+    again = {"stage": "00_doctor", "command": "python -m eagle3lab run tiny", "when": "once that is mended"}
+    report = status("runs")
+    assert report.next == [{"profile": "tiny", **again}]
+    for page in (report.to_markdown(), report.to_html()):
+        assert page.count("To be rid of one, delete its folder") == 1
+    written.add("doctor", "b")
+    assert upcoming(status("runs")) == [("01_data_prep", "now")]
+    written.add("doctor", "c", state="failed")
+    written.add("data_prep", "a")  # somebody went on without it
+    assert upcoming(status("runs")) == [("02_inference", "now")]
+
+
+def test_a_curve_of_speeds_that_were_measured_anew_is_to_be_drawn_anew(written):
+    made_from = {"training": "tiny-training-a", "serving": "tiny-serving-a"}
+    written.chain("a", tuple(NEEDS)[1:-1])
+    digests = {stage: manifest_digest(read_manifest(written.runs / run)) for stage, run in made_from.items()}
+    upstream = {stage: {"run_id": run, "manifest_sha256": digests[stage]} for stage, run in made_from.items()}
+    written.add("scaling", "a", "a", more={"upstream": upstream})
+    assert upcoming(status("runs")) == []
+    entry = {"sha256": "0" * 64, "kind": "table", "path": "benchmark.json", "bytes": 1}
+    write_json_atomic(written.runs / "tiny-serving-a" / "manifest.json", {"benchmark": entry})
+    report = status("runs")
+    assert upcoming(report) == [("07_scaling", "now")]
+    before = "made from tiny-serving-a before that was made anew"
+    assert others(report) == [("07_scaling", "tiny-scaling-a", before, "tiny-scaling-a")]
 
 
 def test_numbers_of_somebodys_drafter_are_not_shown_as_those_of_the_chain(written):

@@ -17,6 +17,7 @@ from eagle3lab.engines.dispatch.work import Row, Sampling, Waiting, Work, survey
 from eagle3lab.engines.embedded import EmbeddedEngine
 
 WINDOW = 2048  # rows sorted and handed over together: bounds the memory of a large set
+PROMPT_COST = 0.75  # of a prompt token, in answer tokens (measured, dev/LOG.md): the short prompts come first
 SERVER = "embedded"
 
 
@@ -47,7 +48,11 @@ class _Run:
         set_of, counts = survey(works)
         aside = {} if retry_set_aside else journal.set_aside
         self._settled = journal.done.keys() | aside.keys()
-        self._tally = Tally(works, counts, time.monotonic())
+        prompt_work = {
+            work.set: sum(_prompt_work(ids) for row_id, ids in work.prompts if row_id not in self._settled)
+            for work in works
+        }
+        self._tally = Tally(works, counts, time.monotonic(), prompt_work)
         self._tally.restore(journal.done, aside, set_of)
         self._view_clock = ViewClock(time.monotonic)
         self._shown = time.monotonic()
@@ -108,9 +113,13 @@ class _Run:
                 self._tally.release(row.set, row.id, time.monotonic())
 
     def _begin(self, row: Row, running: dict[str, Row]) -> None:
-        self._tally.start(row.set, row.id, time.monotonic())
+        self._tally.start(row.set, row.id, time.monotonic(), _prompt_work(row.input_ids))
         running[row.id] = row
 
     def _set_aside(self, row: Row, kind: str, reason: str) -> None:
         self._journal.put_aside(row.id, row.set, kind, reason, 1, SERVER)
-        self._tally.give_up(row.set, kind)
+        self._tally.give_up(row.set, kind, _prompt_work(row.input_ids))
+
+
+def _prompt_work(input_ids: list[int]) -> float:
+    return PROMPT_COST * len(input_ids)

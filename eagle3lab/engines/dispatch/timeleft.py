@@ -24,18 +24,20 @@ RANGE = (2.5, 97.5)  # percentiles of the draws; in replays it held the truth ab
 @dataclass(frozen=True)
 class SetState:
     """What is known of one set: `counts` of its finished answers, `to_start` rows not started, `tokens_so_far` of
-    those on their way, `cap` = its max_tokens."""
+    those on their way, `cap` = its max_tokens, `prompt_work`: what the prompts of the rows not started cost, in tokens
+    of answers."""
 
     counts: LengthCounts
     to_start: int
     tokens_so_far: Sequence[float]
     cap: int
+    prompt_work: float = 0.0
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured tokens per second of everything together, with its relative standard error; how many answers are on
-    their way while there is enough to do; tokens per second of one that is alone."""
+    """Measured tokens (and prompts' work) per second of everything together, with its relative standard error; how many
+    answers are on their way while there is enough to do; tokens per second of one that is alone."""
 
     total: float
     error: float
@@ -87,7 +89,8 @@ def time_left(sets: Sequence[SetState], speed: Speed, seed: int = 0, draws: int 
     if not tail_RN:
         return TimeLeft(0.0, 0.0, 0.0, 0.0, tuple(means))
     tail_RN = np.concatenate(tail_RN, axis=1)
-    body_R = np.maximum(tokens_R - tail_RN.sum(axis=1), 0) / total_R
+    prompt_work = sum(state.prompt_work for state in sets)
+    body_R = np.maximum(tokens_R + prompt_work - tail_RN.sum(axis=1), 0) / total_R
     seconds_R = body_R + [
         drain_seconds(tail_N, total, speed.stream) for tail_N, total in zip(tail_RN, total_R, strict=True)
     ]

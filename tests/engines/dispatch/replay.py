@@ -31,11 +31,25 @@ class Replay:
 
     sets: list
     pilot: int = 0
+    prompts: list | None = None  # work of each row's prompt, of the only set
+    told: bool = True  # whether the counters are told of it
+    phases: tuple = ()  # (seconds, factor on the speed) from the beginning on; then full speed
 
     def __post_init__(self):
         order = [(s, i) for s, (_, _, lengths) in enumerate(self.sets) for i in range(len(lengths))]
         self.order = sorted(order, key=lambda row: row[1] >= self.pilot)
-        self.events, self.end = self._play()
+        events, end = self._play()
+        self.events = [(self._slowed(when), s, i, ended) for when, s, i, ended in events]
+        self.end = self._slowed(end)
+
+    def _slowed(self, when):
+        """When that happens which would happen at `when` at full speed."""
+        now = 0.0
+        for seconds, factor in self.phases:
+            if when <= seconds * factor:
+                return now + when / factor
+            now, when = now + seconds, when - seconds * factor
+        return now + when
 
     def _play(self):
         """(time, set, row, ended) of everything that happens."""
@@ -50,7 +64,7 @@ class Replay:
                 if load + share > 1 + 1e-9:
                     break
                 load += share
-                heapq.heappush(running, (progress + int(self.sets[s][2][i]), s, i))
+                heapq.heappush(running, (progress + int(self.sets[s][2][i]) + self._prompt(i), s, i))
                 events.append((now, s, i, False))
                 row = next(waiting, None)
             until, s, i = heapq.heappop(running)
@@ -63,7 +77,8 @@ class Replay:
     def tally_at(self, moment):
         """What the counters hold at a moment, sampled a hundred times until then."""
         works = [Work(name, partition, []) for name, partition, _ in self.sets]
-        tally = Tally(works, {name: len(lengths) for name, _, lengths in self.sets}, 0.0)
+        prompts = {self.sets[0][0]: sum(self.prompts)} if self.prompts and self.told else None
+        tally = Tally(works, {name: len(lengths) for name, _, lengths in self.sets}, 0.0, prompts)
         sample = 0.0
         for when, s, i, ended in self.events:
             if when > moment:
@@ -76,9 +91,12 @@ class Replay:
                 cut = lengths[i] == partition.max_tokens
                 tally.finish(name, f"{s}-{i}", int(lengths[i]), "length" if cut else "stop", when)
             else:
-                tally.start(name, f"{s}-{i}", when)
+                tally.start(name, f"{s}-{i}", when, self._prompt(i) if self.told else 0.0)
         tally.sample(moment)
         return tally
+
+    def _prompt(self, i):
+        return self.prompts[i] if self.prompts else 0.0
 
     def naive_seconds(self, tally):
         """Rows left times the mean length of the answers so far, over the true speed: what the case believed."""
@@ -87,11 +105,19 @@ class Replay:
         return (len(self.order) - done) * tokens / done / TOTAL
 
 
-def case_run(seed, rows=20_000, sigma=1.8):
+def case_run(seed, rows=20_000, sigma=1.8, **options):
     """One set like the case's: mean 788 tokens, cap 10240, 150 at a time."""
     generator = np.random.default_rng(seed)
     lengths = lognormal_lengths(rows, 788, sigma, 10240, generator)
-    return Replay([("prompts", Partition("short", 150, 10240), lengths)])
+    return Replay([("prompts", Partition("short", 150, 10240), lengths)], **options)
+
+
+def shortest_prompts_first(seed, told, rows=2000):
+    """As the embedded engine goes through a set: prompts of 30 to 160 tokens in order, short answers, 96 at a time."""
+    generator = np.random.default_rng(seed)
+    lengths = np.minimum(generator.integers(60, 160, rows), 112)
+    prompts = sorted(0.75 * float(tokens) for tokens in generator.integers(30, 160, rows))
+    return Replay([("prompts", Partition("short", 96, 112), lengths)], prompts=prompts, told=told)
 
 
 def ten_sets(seed, pilot):

@@ -5,7 +5,7 @@ import pytest
 
 from eagle3lab.engines.dispatch.lengths import LengthCounts, bin_edges
 from eagle3lab.engines.dispatch.timeleft import SetState, Speed, drain_seconds, time_left
-from tests.engines.dispatch.replay import TOTAL, case_run, ten_sets
+from tests.engines.dispatch.replay import TOTAL, case_run, shortest_prompts_first, ten_sets
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -33,6 +33,29 @@ def test_sets_that_come_later_are_known_from_their_first_rows():
     assert np.abs(np.array(ratios) - 1).max() < 0.2 and np.std(ratios) < 0.12
     assert max(naive) < 0.4  # the short sets come first
     assert inside >= 5  # of six
+
+
+def test_on_a_machine_that_others_use_too_the_range_holds_the_end():
+    inside, widths = [], []
+    for seed in range(8):
+        generator = np.random.default_rng(100 + seed)
+        phases = [(generator.exponential(300), factor) for _ in range(60) for factor in (1.0, 0.6)]
+        replay = case_run(seed, rows=10_000, phases=tuple(phases))
+        for share in (0.05, 0.2, 0.5, 0.8):
+            left, truth = (replay.tally_at(share * replay.end).time_left(share * replay.end), (1 - share) * replay.end)
+            inside.append(left.low < truth < left.high)
+            widths.append(left.high / left.low)
+    assert np.mean(inside) > 0.9 and np.median(widths) < 1.8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_that_grow_are_counted_before_their_turn_comes(seed):
+    for told, lowest, highest in ((True, 0.95, 1.05), (False, 0.6, 0.85)):
+        replay = shortest_prompts_first(seed, told)
+        for share in (0.1, 0.3, 0.5):
+            moment = share * replay.end
+            left, truth = replay.tally_at(moment).time_left(moment), replay.end - moment
+            assert lowest < left.seconds / truth < highest
 
 
 @pytest.mark.parametrize("seed", range(3))
