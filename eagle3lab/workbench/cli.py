@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 ok, 2 refused before a kernel started, others per state)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments[:1] == ["doctor"] and arguments[1:2] and arguments[1].startswith("-"):
+        if arguments[:1] == ["doctor"] and (arguments[1:2] == [] or arguments[1].startswith("-")):
             return _above("command").main(arguments[1:])  # artefacts and servers instead of a profile
         options = _parser().parse_args(arguments)
         code = options.action(options)

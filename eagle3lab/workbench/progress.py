@@ -28,8 +28,8 @@ def progress_text(state: dict[str, Any]) -> str:
     total = f"/{state['total']:,}" if state["total"] is not None else ""
     parts = [f"{state['done']:,}{total}{unit}"]
     if state["rate"]:
-        rate = state["rate"]
-        parts.append(f"{rate:,.1f}{unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s each")
+        rate, counted = state["rate"], unit.partition(" of ")[0]  # "answers of part 1 of 2" come as answers a second
+        parts.append(f"{rate:,.1f}{counted}/s" if rate >= 1 else f"{1 / rate:,.1f} s each")
     if state["seconds_left"] is not None:
         parts.append(f"{duration(state['seconds_left'])} left")
     return " · ".join(parts + ([state["note"]] if state["note"] else []))

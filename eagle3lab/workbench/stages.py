@@ -62,7 +62,10 @@ STAGES: dict[str, Stage] = {
 
 
 def get_stage(name: str) -> Stage:
-    """The stage of that name; ValueError names the nearest one."""
+    """The stage of that name, number (`04`) or notebook (`04_training`); ValueError names the nearest one."""
+    for stage in STAGES.values():
+        if name in (f"{stage.number:02d}", stage.label):
+            return stage
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}{nearest(name, STAGES)}; the stages are {', '.join(STAGES)}")
     return STAGES[name]

@@ -33,9 +33,7 @@ from .standing import standing_warnings
 from .status_pages import html_page, markdown_page
 
 TITLE = "Status"
-NOTES = {
-    "Stopped": "Run again with the same parameters, a stage goes on where it stopped. To be rid of one, delete its folder."
-}
+NOTES = {"Stopped": "With the same parameters a stage goes on where it stopped. To be rid of one, delete its folder."}
 _METRICS_TAIL = 65536  # bytes of a metrics file that hold its last rows
 _SHOWN_METRICS = 4
 

@@ -29,6 +29,25 @@ run.finish()"""
 
 
 @pytest.mark.notebooks
+def test_a_stage_is_found_by_its_number_and_its_notebook(lab, capsys):
+    lab.notebook("data_prep", "words: int = 3  # how many words\n")
+    said = []
+    for name in ("data_prep", "01", "01_data_prep"):
+        assert main(["params", name]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2] and "words: int = 3  # how many words" in said[0]
+    assert main(["params", "10"]) == 2
+    assert "no stage '10'" in capsys.readouterr().err
+
+
+def test_the_doctor_alone_says_what_it_can_be_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    told = capsys.readouterr().err
+    assert "doctor PROFILE" in told and "[--target TARGET]" in told
+    assert "name a profile, or what is to be checked" in told
+
+
 def test_the_doctor_of_a_profile_tells_what_it_found_and_fails_by_a_fault(lab, capsys):
     lab.notebook("doctor", "", DOCTOR.format(rows=json.dumps(ROWS), faults=["aux layers: [2, 2, 1] collide"]))
     assert main(["doctor", "tiny"]) == 1
@@ -102,10 +121,17 @@ def test_a_parameter_of_a_stage_that_is_not_selected_is_named_with_its_stage(lab
     assert "unknown parameter 'learning_rate' in data_prep, inference" in str(refused.value)  # and no far guess
 
 
-@pytest.mark.parametrize(("rate", "told"), [(41.3, "41.3 answers/s"), (1 / 22.8, "22.8 s each")])
-def test_a_rate_reads_as_a_sentence(rate, told):
-    state = {"done": 3, "total": 8, "unit": "answers", "rate": rate, "seconds_left": None, "note": ""}
-    assert progress_text(state) == f"3/8 answers · {told}"
+@pytest.mark.parametrize(
+    ("unit", "rate", "told"),
+    [
+        ("answers", 41.3, "3/8 answers · 41.3 answers/s"),
+        ("answers", 1 / 22.8, "3/8 answers · 22.8 s each"),
+        ("answers of part 2 of 2", 1.7, "3/8 answers of part 2 of 2 · 1.7 answers/s"),
+    ],
+)
+def test_a_rate_reads_as_a_sentence(unit, rate, told):
+    state = {"done": 3, "total": 8, "unit": unit, "rate": rate, "seconds_left": None, "note": ""}
+    assert progress_text(state) == told
 
 
 def test_only_changes_of_tracked_files_count_as_changes(lab):

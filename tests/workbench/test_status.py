@@ -100,8 +100,8 @@ def test_times_are_shown_for_readers():
 
 
 NEEDS = {
-    "doctor": (), "data_prep": (), "inference": ("data_prep",), "extraction": ("inference",), "training": ("extraction",),
-    "diagnostics": ("training", "inference"), "serving": ("training", "data_prep"),
+    "doctor": (), "data_prep": (), "inference": ("data_prep",), "extraction": ("inference",),
+    "training": ("extraction",), "diagnostics": ("training", "inference"), "serving": ("training", "data_prep"),
     "scaling": ("training", "extraction", "inference", "serving"),
 }  # fmt: skip
 

@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the doctor; returns the exit code."""
     made = parser()
     options = made.parse_args(arguments)
+    if arguments is not None and not arguments:
+        made.error("name a profile, or what is to be checked: --target, --draft, --corpus, --features, --server ...")
     if options.profile:
         made.error(f"a profile goes without options: python -m eagle3lab doctor {options.profile}")
     if options.recapture and not (options.target and options.features):
