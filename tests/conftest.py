@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from eagle3lab.workbench.runner import StageResult, run_chain
+from eagle3lab.workbench.stages import select_stages
 
 # no example may fail for its seconds: they say how busy the machine is, not whether the code is right
 settings.register_profile("lab", deadline=None)
@@ -49,17 +50,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> ByGroup:
 
 @dataclass(frozen=True)
 class SmokeChain:
-    """The nine stages of profile smoke as the real runner left them in `runs_dir`."""
+    """The nine stages of profile smoke as the real runner left them in `root`. A test that asks for the folder of a
+    stage gets the chain up to there, in case no other test needs more; everything else is of the whole chain."""
 
-    runs_dir: Path
-    results: dict[str, StageResult]
+    root: Path
+    made: dict[str, StageResult] = field(default_factory=dict)
+
+    def up_to(self, stage: str) -> dict[str, StageResult]:
+        if missing := [name for name in select_stages(last=stage) if name not in self.made]:
+            results = run_chain("smoke", missing, {"runs_dir": str(self.root)})
+            self.made.update({result.stage: result for result in results})
+        return self.made
+
+    @property
+    def results(self) -> dict[str, StageResult]:
+        return self.up_to(select_stages()[-1])
+
+    @property
+    def runs_dir(self) -> Path:
+        assert self.results
+        return self.root
 
     @property
     def overrides(self) -> dict[str, str]:
         return {"runs_dir": str(self.runs_dir)}
 
     def folder(self, stage: str) -> Path:
-        return self.results[stage].folder
+        return self.up_to(stage)[stage].folder
 
     def read(self, stage: str, name: str) -> dict:
         return json.loads((self.folder(stage) / name).read_text())
@@ -70,6 +87,4 @@ class SmokeChain:
 
 @pytest.fixture(scope="session")
 def smoke_chain(tmp_path_factory: pytest.TempPathFactory) -> SmokeChain:
-    runs_dir = tmp_path_factory.mktemp("smoke") / "runs"
-    results = run_chain("smoke", overrides={"runs_dir": str(runs_dir)})
-    return SmokeChain(runs_dir, {result.stage: result for result in results})
+    return SmokeChain(tmp_path_factory.mktemp("smoke") / "runs")
