@@ -78,26 +78,37 @@ def best_seconds(function, repeats: int) -> float:
     return min(times)
 
 
-def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
-    """Tokens a second (of the rows, prompts included) of one optimizer step, of its matrix products alone, and of the
-    usual implementation on USUAL_ROWS of the rows as they come."""
-    config = DraftConfig(
+def draft_config(draft_vocab_size: int) -> DraftConfig:
+    """A drafter for SmolLM2-135M."""
+    return DraftConfig(
         hidden_size=HIDDEN, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
         vocab_size=VOCAB, draft_vocab_size=draft_vocab_size, target_hidden_size=HIDDEN, aux_layers=(2, 15, 27),
         target_num_layers=LAYERS,
     )  # fmt: skip
+
+
+class OurStep:
+    """The first optimizer step of a training on 200 rows, as often as it is called; `tokens` of its rows."""
+
+    def __init__(self, recipe: Recipe, draft_vocab_size: int, embedding: torch.Tensor, folder: Path):
+        rows = {f"r{i}": row(i, draft_vocab_size) for i in range(200)}
+        lengths = {key: r.input_ids_T.numel() for key, r in rows.items()}
+        draft = Eagle3Draft(draft_config(draft_vocab_size), embedding, torch.arange(draft_vocab_size))
+        self._trainer = Trainer(draft, lengths, rows.__getitem__, embedding, recipe, folder)
+        self._step = self._trainer.plan[0]
+        self.tokens = sum(lengths[row_id] for micro_batch in self._step for row_id in micro_batch)
+
+    def __call__(self):
+        return self._trainer._optimize(self._trainer.read_step(self._step), measure=False)
+
+
+def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
+    """Tokens a second (of the rows, prompts included) of one optimizer step, of its matrix products alone, and of the
+    usual implementation on USUAL_ROWS of the rows as they come."""
     embedding = torch.randn(VOCAB, HIDDEN) * 0.1  # logits of a usual size
     target_ids = torch.arange(draft_vocab_size)
-    rows = {f"r{i}": row(i, draft_vocab_size) for i in range(200)}
-    lengths = {key: r.input_ids_T.numel() for key, r in rows.items()}
     with TemporaryDirectory() as folder:
-        draft = Eagle3Draft(config, embedding, target_ids)
-        trainer = Trainer(draft, lengths, rows.__getitem__, embedding, recipe, Path(folder))
-        step = trainer.plan[0]
-
-        def one_step():
-            return trainer._optimize(trainer.read_step(step), measure=False)
-
+        one_step = OurStep(recipe, draft_vocab_size, embedding, Path(folder))
         one_step()  # warm-up: allocator, first optimizer state
         recorder = RecordProducts()
         with recorder:
@@ -110,8 +121,9 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
 
         products_alone()
         draft_id_V = VocabMap(target_ids, VOCAB).draft_ids()
-        usual = UsualTraining(Eagle3Draft(config, embedding, target_ids), embedding, draft_id_V, recipe)
-        some_rows = list(rows.values())[:USUAL_ROWS]
+        draft = Eagle3Draft(draft_config(draft_vocab_size), embedding, target_ids)
+        usual = UsualTraining(draft, embedding, draft_id_V, recipe)
+        some_rows = [row(i, draft_vocab_size) for i in range(USUAL_ROWS)]
 
         def usual_step():
             usual.step(PaddedBatch.of(some_rows, recipe.ttt_steps, recipe.loss_mask_kind))
@@ -120,10 +132,9 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
         rounds = [[best_seconds(one, 1) for one in (one_step, products_alone, usual_step)] for _ in range(repeats)]
     step_seconds, floor_seconds, usual_seconds = (min(column) for column in zip(*rounds, strict=True))
     flops = sum(2 * a[0][0] * a[0][1] * b[0][1] for a, b in recorder.products)
-    tokens = sum(lengths[row_id] for micro_batch in step for row_id in micro_batch)
     return {
-        "tokens_per_second": tokens / step_seconds,
-        "floor_tokens_per_second": tokens / floor_seconds,
+        "tokens_per_second": one_step.tokens / step_seconds,
+        "floor_tokens_per_second": one_step.tokens / floor_seconds,
         "usual_tokens_per_second": sum(one.input_ids_T.numel() for one in some_rows) / usual_seconds,
         "floor_gflops": flops / floor_seconds / 1e9,
     }

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.specforge import install
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.foreign import import_draft
 from eagle3lab.features.encode import FeatureRow
@@ -37,10 +38,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32, sums in another order
 def packages(tmp_path_factory):
     """A folder with the pinned packages of packages.txt."""
     folder = tmp_path_factory.mktemp("packages")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--require-hashes", "--target", str(folder), "-r", str(HERE / "packages.txt")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    install(folder)
     return folder
 
 
