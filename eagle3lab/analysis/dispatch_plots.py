@@ -57,10 +57,7 @@ def time_left_figure(history: Sequence[Mapping[str, Any]], data: str) -> Figure:
     passed = seconds[known] / size
     told = [(history[i]["seconds_left"], *history[i]["seconds_left_range"]) for i in known]
     left, low, high = np.array(told).T / size
-    note = (
-        "Estimate and time passed meet at the end. The range is meant to hold nine times of ten, "
-        "while the speed changes no more than it did."
-    )
+    note = "Estimate and time passed meet at the end. The range is meant to hold nine times of ten, at speeds as seen."
     figure, axis = style.new_figure("Time of the whole dispatch, as estimated on the way", data, note=note)
     axis.fill_between(passed, passed + low, passed + high, color=style.BLUE, alpha=0.18, linewidth=0, label="range")
     few = "o" if len(known) < 3 else None  # a line of one point is not seen
