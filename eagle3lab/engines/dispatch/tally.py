@@ -180,7 +180,7 @@ class Tally:
                 self.tokens_so_far(one, now),
                 one.partition.max_tokens,
                 one.prompt_work,
-            )  # fmt: skip
+            )
             for one in self.sets.values()
         ]
         return time_left(states, speed)
