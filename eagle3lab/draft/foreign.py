@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import LlamaConfig
 
+from eagle3lab.data import hub
 from eagle3lab.draft.aux_layers import check_aux_layers, layers_sglang_reads
 from eagle3lab.draft.checkpoint import CONFIG, EMBEDDING, TRAINING, CheckpointError, check_tensors, load_draft
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.rope import LLAMA3
+from eagle3lab.draft.stored import StoredTensors
 from eagle3lab.draft.vocab import VocabError, VocabMap
 from eagle3lab.workbench.files import read_json
 
@@ -33,6 +33,29 @@ LLAMA_KIND = (
 _RENAMED = (("model.", ""), ("layers.0.", "midlayer."), ("aux_norm_low", "fc_norm.0"), ("aux_norm_mid", "fc_norm.1"),
             ("aux_norm_high", "fc_norm.2"))  # fmt: skip
 _NOT_USED = ("t2d", "rotary_emb.inv_freq")
+_HUB_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin")
+
+
+def find_draft(name_or_path: str | Path, root: str | Path = ".") -> Path:
+    """A drafter's folder: a local one, relative to `root`, or that of a hub name OWNER/MODEL, cached or downloaded.
+
+    Raises CheckpointError with all that was tried. What the folder holds is read by `open_draft`.
+    """
+    name, folder = str(name_or_path), Path(root) / Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not hub.is_hub_name(name):
+        raise CheckpointError(f"drafter {name!r}: no such folder ({folder}), and no hub name of the form owner/model")
+    tried = []
+    for place, local_only in (("hub cache", True), ("hub", False)):
+        found = hub.snapshot(name, _HUB_FILES, StoredTensors, local_only)
+        if isinstance(found, Path):
+            return found
+        tried.append(f"- {place}: {found}")
+    raise CheckpointError("\n".join([
+        f"drafter {name!r} could not be found.", f"- folder {folder}: not there", *tried,
+        "Give the path of a local folder with config.json and *.safetensors or pytorch_model*.bin instead.",
+    ]))  # fmt: skip
 
 
 def open_draft(
@@ -79,27 +102,12 @@ def import_draft(
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise CheckpointError(f"{folder} has no *.safetensors and no pytorch_model*.bin: convert the drafter")
-    tensors: dict[str, torch.Tensor] = {}
     try:
-        config = read_json(folder / CONFIG)
-        for file in files:
-            tensors |= load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: cannot be read ({error})") from error
-    return config, {_own_name(name): t for name, t in tensors.items() if not name.endswith(_NOT_USED)}
-
-
-def _unpickled(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in many ways; torch's text would advise to run what it holds
-        raise ValueError(f"{file.name} is damaged or holds more than tensors: save them as safetensors") from error
-    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
-        raise ValueError(f"{file.name} is no table of tensors by name: save them as safetensors")
-    return tensors
+        tensors = StoredTensors(folder)
+        used = {_own_name(name): tensors[name] for name in tensors if not name.endswith(_NOT_USED)}
+        return read_json(folder / CONFIG), used
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:

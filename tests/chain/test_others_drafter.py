@@ -1,4 +1,4 @@
-"""A drafter of another project and a corpus file in the place of the runs of 04 and 02."""
+"""A published drafter and its target by hub names, and a corpus file, in the place of the runs of 04 and 02."""
 
 import json
 import shutil
@@ -6,7 +6,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from eagle3lab.data.targets import resolve_target
 from eagle3lab.workbench.runner import run_chain
+from tests.hub import only_hub
 
 pytestmark = pytest.mark.notebooks
 
@@ -29,10 +31,19 @@ def as_speculators_writes_it(folder, out):
     return out
 
 
-def test_anybodys_drafter_and_corpus_stand_in_for_the_runs(smoke_chain, tmp_path):
-    folder = as_speculators_writes_it(smoke_chain.folder("training") / "draft", tmp_path / "theirs")
+@pytest.fixture
+def hub(smoke_chain, tmp_path, monkeypatch):
+    """A hub that has the smoke chain's drafter, as another project writes it, and its target."""
+    theirs = as_speculators_writes_it(smoke_chain.folder("training") / "draft", tmp_path / "theirs")
+    repos = {"someone/EAGLE3-tiny": theirs, "someone/tiny": resolve_target("glassllm/en")}
+    with only_hub(repos, monkeypatch, tmp_path / "home") as hub:
+        yield hub
+
+
+def test_anybodys_drafter_and_corpus_stand_in_for_the_runs(smoke_chain, hub, tmp_path):
     overrides = {
-        "runs_dir": str(tmp_path / "runs"), "training_run": "none", "inference_run": "none", "draft": str(folder),
+        "runs_dir": str(tmp_path / "runs"), "training_run": "none", "inference_run": "none",
+        "draft": "someone/EAGLE3-tiny", "target": "someone/tiny",
         "corpus": str(smoke_chain.folder("inference") / "corpus.parquet"), "heart_answers": 0,
         "scaling_run": smoke_chain.folder("scaling").name,
     }  # fmt: skip
@@ -40,6 +51,7 @@ def test_anybodys_drafter_and_corpus_stand_in_for_the_runs(smoke_chain, tmp_path
     (result,) = run_chain("smoke", stages=["diagnostics"], overrides=overrides)
     record = json.loads((result.folder / "run.json").read_text())
     assert (record["state"], record["upstream"]) == ("ok", {}), record["error"]
+    assert any("someone/EAGLE3-tiny/resolve" in path and "model.safetensors" in path for path in hub.requests)
     found = json.loads((result.folder / "results.json").read_text())
     own = smoke_chain.read("diagnostics", "results.json")
     for name in ("accept_length_simulated", "accept_length_served", "cycles_differing", "lossless", "lost"):

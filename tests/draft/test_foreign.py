@@ -203,14 +203,6 @@ def test_a_folder_as_the_authors_of_eagle_write_it(folder, target, draft, parts)
     assert torch.equal(logits(read), logits(draft))
 
 
-@pytest.mark.parametrize("content", [{"code": print}, [torch.zeros(1)], {"step": 3}], ids=str)
-def test_a_pickle_of_more_than_tensors_is_refused(folder, target, draft, content):
-    (folder / "model.safetensors").unlink()
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"\(pytorch_model.bin .*: save them as safetensors\)"):
-        import_draft(folder, target, draft.embed_VH)
-
-
 def test_a_full_vocabulary_needs_no_map(tmp_path, target):
     draft = make_draft(draft_vocab_size=V)
     folder = export_draft(draft, tmp_path / "full", {}, dtype=torch.float32)

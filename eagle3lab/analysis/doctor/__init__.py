@@ -5,7 +5,7 @@ A check takes plain values, paths or parsed records and never raises for a bad a
 """
 
 from eagle3lab.analysis.doctor.catalogue import CATALOGUE, causes_excluded, causes_shown
-from eagle3lab.analysis.doctor.draft import check_contexts, check_draft_vocabulary
+from eagle3lab.analysis.doctor.draft import check_contexts, check_draft_vocabulary, find_drafter
 from eagle3lab.analysis.doctor.examine import Subject, run_doctor
 from eagle3lab.analysis.doctor.machine import (
     check_cores,
@@ -57,6 +57,7 @@ __all__ = [
     "check_versions",
     "exit_code",
     "faults",
+    "find_drafter",
     "find_target",
     "free_disk",
     "processes",

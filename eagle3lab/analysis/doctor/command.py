@@ -14,7 +14,9 @@ from pathlib import Path
 from eagle3lab.analysis.doctor.examine import Subject, run_doctor
 from eagle3lab.analysis.doctor.report import as_json, as_text, exit_code
 from eagle3lab.data.targets import TargetError, resolve_target
+from eagle3lab.draft.checkpoint import CheckpointError
 from eagle3lab.draft.engine_support import SERVER
+from eagle3lab.draft.foreign import find_draft
 from eagle3lab.engines.sglang.spec import ServerSpec, SpecError
 
 
@@ -38,10 +40,10 @@ def parser() -> argparse.ArgumentParser:
         ("corpus", "corpus.parquet of 02_inference"),
         ("features", "feature store of 03_extraction"),
         ("vocab-map", "vocab_map.safetensors of 03_extraction"),
-        ("draft", "anybody's drafter folder"),
         ("benchmark", "benchmark.json of 06_serving"),
     ):
         made.add_argument(f"--{name}", type=Path, help=words)
+    made.add_argument("--draft", help="folder or hub name of anybody's drafter")
     made.add_argument("--server", metavar="URL", help="a running SGLang server")
     made.add_argument("--aux-layers", type=int, nargs="+", help="hs indices that are meant")
     made.add_argument(
@@ -78,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--recapture needs --target and --features")
     try:
         target = resolve_target(options.target) if options.target else None
+        options.draft = find_draft(options.draft) if options.draft else None
         rows = run_doctor(
             Subject(
                 target=target,
@@ -97,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sample=options.sample,
             )
         )
-    except (TargetError, SpecError) as error:
+    except (TargetError, CheckpointError, SpecError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
     print(as_json(rows) if options.json else as_text(rows))

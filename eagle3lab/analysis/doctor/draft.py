@@ -1,14 +1,28 @@
-"""Checks of the drafter's sizes against the data and the target: draft vocabulary and contexts.
+"""Where the drafter is, and its sizes against the data and the target: draft vocabulary and contexts.
 
 Shapes: V target vocabulary.
 """
+
+from pathlib import Path
 
 import numpy as np
 
 from eagle3lab.analysis.doctor.commands import LENGTHS
 from eagle3lab.analysis.doctor.report import Check, judged
+from eagle3lab.draft.checkpoint import CheckpointError
+from eagle3lab.draft.foreign import find_draft
 
 GOOD_COVERAGE = 0.95  # below this the missing tokens alone end a noticeable share of the chains
+ELSEWHERE = "python -m eagle3lab run PROFILE --only doctor -p draft FOLDER"
+
+
+def find_drafter(name: str | Path, root: str | Path = ".") -> tuple[Path | None, list[Check]]:
+    """(the folder of a drafter, a local one or a hub's, no rows), or (None, the row that says why there is none)."""
+    try:
+        return find_draft(name, root), []
+    except (CheckpointError, OSError) as error:
+        remedy = "set draft to a folder with config.json and the weights, or to a hub name"
+        return None, [judged("draft", str(error), "a drafter's folder", "fault", remedy, ELSEWHERE)]
 
 
 def check_draft_vocabulary(draft_vocab_size: int, counts_V, seen: int | None = None) -> Check:

@@ -235,14 +235,12 @@ class _Round:
         name, expected = "draft tensors", "all that are read, and no others"
         if draft.architecture != LLAMA_DRAFT:
             return [_unknown_tensors(name, draft, expected)]
-        return from_findings(
-            name, sglang_guards.check_tensors(draft, target), f"{len(draft.tensors)} tensors", expected
-        )
+        return from_findings(name, sglang_guards.check_tensors(draft, target), f"{len(draft.shapes)} tensors", expected)
 
     def _draft_in_vllm(self, draft: DraftFiles, target: TargetFacts) -> list[Check]:
         context = self.s.spec.context_length if self.s.spec else None
         findings = vllm_guards.check_draft(draft, target, context) + check_release(draft, "vLLM", str(TRIED))
-        found = f"hs{vllm_guards.layers_read(draft, target)}, {len(draft.tensors)} tensors"
+        found = f"hs{vllm_guards.layers_read(draft, target)}, {len(draft.shapes)} tensors"
         name, expected = "draft in vLLM", f"the same folder right for vLLM {TRIED}"
         rows = from_findings(name, findings, found, expected)
         if draft.architecture in vllm_guards.LLAMA_DRAFTS:
@@ -267,6 +265,6 @@ class _Round:
 
 def _unknown_tensors(name: str, draft: DraftFiles, expected: str) -> Check:
     """Which tensors an engine reads is known here for Llama-type drafters only."""
-    found = f"{len(draft.tensors)} tensors of {draft.architecture or 'no architecture'}, whose names are not known here"
+    found = f"{len(draft.shapes)} tensors of {draft.architecture or 'no architecture'}, whose names are not known here"
     remedy = f"serve it and look at its accept length, or convert it to {LLAMA_DRAFT}"
     return Check(name, found, expected, "not checked", remedy)

@@ -5,11 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eagle3lab.analysis.bench_row import BenchRow, Condition, not_measurable
 from eagle3lab.analysis.doctor.commands import MEASURE
 from eagle3lab.analysis.doctor.report import Check, from_findings, judged
 from eagle3lab.analysis.parity import Parity
 from eagle3lab.data.fingerprint import tokenizer_digest
+from eagle3lab.draft.stored import StoredError, StoredTensors
 from eagle3lab.engines.servers.findings import Finding, warning
 from eagle3lab.engines.servers.model_files import DraftFiles, is_local
 from eagle3lab.engines.sglang.attach import ServerInfo
@@ -19,7 +22,6 @@ from eagle3lab.workbench.files import sha256_file
 
 COMPUTE_BOUND = 256  # tokens of one forward pass from which a GPU computes rather than loads weights, about
 NOTHING = 1.005  # accept length at which nothing is accepted, as printed
-WEIGHTS = "model.safetensors"
 
 
 def check_launch(spec: ServerSpec, version: str, draft: DraftFiles | None = None) -> list[Check]:
@@ -112,8 +114,7 @@ def _same_drafter(info: ServerInfo, draft: DraftFiles | None) -> Check:
         return Check(
             name, info.draft or "none", expected, "not checked", "give the drafter; its folder must be on this machine"
         )
-    served, meant = Path(info.draft) / WEIGHTS, draft.folder / WEIGHTS
-    same = served.is_file() and meant.is_file() and sha256_file(served) == sha256_file(meant)
+    same = _same_tensors(Path(info.draft), draft.folder)
     remedy = f"the server runs {info.draft}: start it again with {draft.folder}"
     return judged(
         name,
@@ -122,6 +123,17 @@ def _same_drafter(info: ServerInfo, draft: DraftFiles | None) -> Check:
         "ok" if same else "fault",
         remedy,
     )
+
+
+def _same_tensors(served: Path, meant: Path) -> bool:
+    """By name and value, however either folder stores them."""
+    if served.resolve() == meant.resolve():
+        return True
+    try:
+        one, other = StoredTensors(served), StoredTensors(meant)
+    except StoredError:
+        return False
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def _same_target(info: ServerInfo, target: str | Path | None) -> Check:

@@ -3,14 +3,13 @@
 Shapes: V target vocabulary, W draft vocabulary, H draft hidden, S sampled rows.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from eagle3lab.analysis.doctor.report import Check, judged
+from eagle3lab.draft.stored import StoredTensors
 from eagle3lab.draft.vocab import VocabMap
 from eagle3lab.engines.servers.model_files import DraftFiles
 from eagle3lab.engines.sglang.draft_tensors import served_name
@@ -29,24 +28,20 @@ def check_weights(draft: DraftFiles, embed_VG: torch.Tensor | None, head_VG: tor
 
 
 class _Tensors:
-    """Tensors of a folder by the name the server reads them under, one in memory at a time."""
+    """Tensors of a folder by the name the server reads them under."""
 
     def __init__(self, draft: DraftFiles):
-        self._files = {}
-        for file in sorted(Path(draft.folder).glob("*.safetensors")):
-            with safe_open(file, framework="pt") as opened:
-                self._files |= {served_name(name): (file, name) for name in opened.keys()}
+        self._stored = StoredTensors(draft.folder)
+        self._names = {served_name(name): name for name in self._stored}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._names
 
     def __iter__(self):
-        return iter(self._files)
+        return iter(self._names)
 
     def read(self, name: str) -> torch.Tensor:
-        file, stored = self._files[name]
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(stored)
+        return self._stored[self._names[name]]
 
 
 def check_numbers(tensors: _Tensors) -> Check:

@@ -1,4 +1,4 @@
-"""What config files and safetensors headers say of a target and of anybody's drafter. Weights are never read, d2t is.
+"""What config files and the stored tensors' shapes say of a target and of anybody's drafter; d2t and t2d are read.
 
 Shapes: V target vocabulary, W draft vocabulary.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from eagle3lab.draft.aux_layers import layers_sglang_reads
+from eagle3lab.draft.stored import StoredError, StoredTensors
 from eagle3lab.workbench.files import read_json
 
 
@@ -34,12 +34,12 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class DraftFiles:
-    """A drafter's folder. tensors: name -> (shape, safetensors dtype); d2t_W int64, t2d_V bool, where they are stored;
+    """A drafter's folder. shapes: of its tensors, by name; d2t_W int64, t2d_V bool, where they are stored;
     training: this project's training.json, {} when there is none."""
 
     folder: Path
     config: dict[str, Any]
-    tensors: dict[str, tuple[tuple[int, ...], str]]
+    shapes: dict[str, tuple[int, ...]]
     d2t_W: np.ndarray | None = None
     t2d_V: np.ndarray | None = None
     training: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class DraftFiles:
         """EAGLE-3 takes several target states and may have a vocabulary of its own; EAGLE-1 and 2 have neither."""
         name = self.architecture.lower()
         by_name = "eagle3" in name or "eagle_config" in self.config or "draft_vocab_size" in self.config
-        fc_shape = self.tensors.get("fc.weight", ((), ""))[0]
+        fc_shape = self.shapes.get("fc.weight", ())
         return by_name or self.d2t_W is not None or (len(fc_shape) == 2 and fc_shape[1] >= 3 * fc_shape[0])
 
     def layers_read(self, target: TargetFacts) -> list[int]:
@@ -103,25 +103,17 @@ def read_target(folder: str | Path) -> TargetFacts:
 
 
 def read_draft(folder: str | Path) -> DraftFiles:
-    """Reads config.json, training.json, the headers of all safetensors files, d2t and t2d. Raises ModelFilesError."""
+    """Reads config.json, training.json, the shapes of all tensors, d2t and t2d. Raises ModelFilesError."""
     path = Path(folder).expanduser()
     config = _config(path)
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelFilesError(f"{path} has no *.safetensors (other formats are not read here): convert the drafter")
-    tensors, maps = {}, {}
-    for file in files:
-        try:
-            with safe_open(file, framework="np") as opened:
-                for name in opened.keys():
-                    part = opened.get_slice(name)
-                    tensors[name] = (tuple(part.get_shape()), part.get_dtype())
-                    if name in ("d2t", "t2d"):
-                        maps[name] = opened.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelFilesError(f"{file}: cannot be read ({error})") from error
+    try:
+        tensors = StoredTensors(path)
+        shapes = {name: tensors.shape(name) for name in tensors}
+        maps = {name: tensors[name].numpy() for name in ("d2t", "t2d") if name in tensors}
+    except (StoredError, TypeError) as error:  # a map in bfloat16 is none
+        raise ModelFilesError(str(error)) from error
     training = read_json(path / "training.json") if (path / "training.json").is_file() else {}
-    return DraftFiles(path, config, tensors, maps.get("d2t"), maps.get("t2d"), training)
+    return DraftFiles(path, config, shapes, maps.get("d2t"), maps.get("t2d"), training)
 
 
 def _config(folder: Path) -> dict[str, Any]:

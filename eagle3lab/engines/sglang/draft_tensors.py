@@ -67,7 +67,7 @@ def compare_tensors(draft: DraftFiles, target: TargetFacts) -> tuple[list[str], 
     expected = expected_tensors(draft)
     if draft.hidden_size != target.hidden_size:  # the target's embedding does not fit: the drafter's own is used
         expected["embed_tokens.weight"] = (draft.config.get("vocab_size", target.vocab_size), draft.hidden_size)
-    found = {served_name(n): (n, shape) for n, (shape, _) in draft.tensors.items() if not n.endswith(_NO_WEIGHT)}
+    found = {served_name(n): (n, shape) for n, shape in draft.shapes.items() if not n.endswith(_NO_WEIGHT)}
     found.pop("embed_tokens.weight" if draft.hidden_size == target.hidden_size else "", None)
     missing = [name for name in expected if name not in found]
     ignored = [stored for name, (stored, _) in found.items() if name not in expected]

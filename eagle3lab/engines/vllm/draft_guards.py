@@ -112,7 +112,7 @@ def check_tensors(draft: DraftFiles, target: TargetFacts) -> list[Finding]:
         missing, unknown, wrong = compare_tensors(draft, target)
     except KeyError as error:
         return [fault(f"{draft.folder / 'config.json'} does not say {error}", EXPORT_AGAIN)]
-    unknown = [*unknown, *(name for name in draft.tensors if "aux_norm_" in name)]
+    unknown = [*unknown, *(name for name in draft.shapes if "aux_norm_" in name)]
     findings = []
     if missing:
         text = f"vLLM would start without {some(missing)} and accept little or nothing, without a word"

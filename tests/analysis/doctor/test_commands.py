@@ -19,6 +19,7 @@ from eagle3lab.workbench.stages import STAGES
 from tests.analysis.doctor.faults import CASES, PLANTS
 from tests.analysis.doctor.plants import absolute
 from tests.analysis.doctor.world import World
+from tests.hub import only_hub
 
 
 def test_every_command_names_what_there_is(passed):
@@ -155,3 +156,12 @@ def test_the_help_tells_of_the_doctor_of_a_profile(capsys):
     with pytest.raises(SystemExit):
         cli_main(["doctor", "--json", "demo"])
     assert "a profile goes without options: python -m eagle3lab doctor demo" in capsys.readouterr().err
+
+
+def test_a_published_drafter_and_its_target_go_by_their_hub_names(good, tmp_path, monkeypatch, capsys):
+    repos = {"someone/EAGLE3-tiny": good.draft, "someone/tiny": good.target}
+    with only_hub(repos, monkeypatch, tmp_path / "home"):
+        assert command.main(["--target", "someone/tiny", "--draft", "someone/EAGLE3-tiny"]) == 0
+        assert "ok          draft d2t: offsets into the target's ids" in capsys.readouterr().out
+        assert command.main(["--draft", "someone/nothing"]) == 2
+        assert "drafter 'someone/nothing' could not be found" in capsys.readouterr().err

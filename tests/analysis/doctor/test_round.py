@@ -3,6 +3,8 @@
 from collections import Counter
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from eagle3lab.analysis import doctor
 from eagle3lab.analysis.doctor import CATALOGUE, run_doctor
@@ -55,6 +57,32 @@ def test_every_check_passes_on_the_good_world(passed):
     assert [(row.check, row.found) for row in passed if row.verdict != "ok"] == []
     assert set(verdicts(passed)) == set(PLANTS) - ONLY_WHEN_BROKEN
     assert doctor.exit_code(passed) == 0
+
+
+def as_eagles_authors_publish(world):
+    """The drafter's tensors in a pickle."""
+    torch.save(load_file(world.draft / "model.safetensors"), world.draft / "pytorch_model.bin")
+    (world.draft / "model.safetensors").unlink()
+
+
+def test_a_drafter_in_a_pickle_of_tensors_is_looked_at_like_any_other(world, passed):
+    served = world.copy(world.root.parent / "served")  # the same drafter in safetensors
+    as_eagles_authors_publish(world)
+    server = world.info(speculative_draft_model_path=str(served.draft))
+    rows = run_doctor(world.subject(recapture=True, server=server))
+    assert [(row.check, row.verdict) for row in rows] == [(row.check, row.verdict) for row in passed]
+
+
+def not_finite(tensors):
+    return tensors | {"fc.weight": tensors["fc.weight"] * float("nan")}
+
+
+@pytest.mark.parametrize("plant", [absolute, not_finite, renamed], ids=lambda plant: plant.__name__)
+def test_its_faults_are_seen_too(world, plant):
+    world.edit_tensors(plant)
+    expected = {row.check for row in run_doctor(world.subject()) if row.verdict == "fault"}
+    as_eagles_authors_publish(world)
+    assert expected == {row.check for row in run_doctor(world.subject()) if row.verdict == "fault"} != set()
 
 
 @pytest.mark.parametrize(("name", "number"), CASES, ids=[f"{name} {number}" for name, number in CASES])
