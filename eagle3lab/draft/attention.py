@@ -6,9 +6,9 @@ R query heads of one key/value head.
 Three implementations of one function. `dense_attention`: plain torch, any device, the reference. The others run a fused
 kernel over the step-0 keys and merge the later steps' keys through the log-sum-exp:
 
-    CPU    `_FlashJoint`, torch's flash kernel on a padded grid. Its backward hands the merged output and log-sum-exp to
-           the flash backward kernel, which then yields the exact gradient of the joint softmax, as ring attention does
-           (arXiv 2310.01889).
+    CPU    `_FlashJoint`, torch's flash kernel on a padded grid, of the anchors alone where they are few. Its backward
+           hands the merged output and log-sum-exp to the flash backward kernel, which then yields the exact gradient
+           of the joint softmax, as ring attention does (arXiv 2310.01889).
     CUDA   `flex_joint`, torch's flex_attention on the unpadded slots, compiled; autograd goes through the merge, since
            flex_attention has a gradient for its log-sum-exp too.
 """
@@ -20,6 +20,26 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 aten = torch.ops.aten
+FEW = 3  # anchors are few where this many times the most of a row are no more than the longest row's slots
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The grid [B, length] in which the CPU's kernel finds the anchors' queries; a cell is row * length + place.
+
+    mask_B1LT: what each cell sees, 0 or -inf (a cell without an anchor sees all: its gradient is zero). None: places
+    are positions, and the kernel is causal by itself.
+    """
+
+    length: int
+    cell_N: torch.Tensor
+    mask_B1LT: torch.Tensor | None
+
+    def sees(self, dtype) -> dict:
+        """What the kernel is to mask, as its arguments."""
+        if self.mask_B1LT is None:
+            return {"is_causal": True}
+        return {"is_causal": False, "attn_mask": self.mask_B1LT.to(dtype)}
 
 
 @dataclass(frozen=True)
@@ -48,11 +68,29 @@ class Layout:
         sizes = anchor_cell_N.numel(), slot_cell_S.numel()
         return create_block_mask(sees, None, None, *sizes, device=str(slot_cell_S.device))
 
-    def grid(self, x_NHD, cell_N, heads=None):
-        """Scatters [N, h, D] into a zero grid [B, h, T, D]; `heads` repeats key/value heads up to the query heads."""
+    @cached_property
+    def queries(self) -> Queries:
+        """Anchors one after the other where they are few, as in the short turns of an agent: the kernel would compute
+        every position of a causal grid. The same for every step."""
+        row_N, position_N = self.anchor_cell_N // self.longest, self.anchor_cell_N % self.longest
+        count_B = torch.bincount(row_N, minlength=self.rows)
+        most = int(count_B.max())
+        if most * FEW > self.longest:
+            return Queries(self.longest, self.anchor_cell_N, None)
+        first_B = count_B.cumsum(0) - count_B  # anchors come row by row
+        cell_N = row_N * most + torch.arange(len(row_N), device=row_N.device) - first_B[row_N]
+        mask_CT = torch.zeros(self.rows * most, self.longest, device=row_N.device)
+        ahead_NT = torch.arange(self.longest, device=row_N.device) > position_N[:, None]
+        mask_CT.index_copy_(0, cell_N, mask_CT[cell_N].masked_fill_(ahead_NT, float("-inf")))
+        return Queries(most, cell_N, mask_CT.view(self.rows, 1, most, self.longest))
+
+    def grid(self, x_NHD, cell_N, length=None, heads=None):
+        """Scatters [N, h, D] into a zero grid [B, h, length, D], of T by default; `heads` repeats key/value heads up to
+        the query heads."""
         h, D = x_NHD.shape[1:]
-        grid = x_NHD.new_zeros(self.rows * self.longest, h, D).index_copy_(0, cell_N, x_NHD)
-        grid = grid.view(self.rows, self.longest, h, D).transpose(1, 2)
+        length = length or self.longest
+        grid = x_NHD.new_zeros(self.rows * length, h, D).index_copy_(0, cell_N, x_NHD)
+        grid = grid.view(self.rows, length, h, D).transpose(1, 2)
         return grid if heads is None or heads == h else grid.repeat_interleave(heads // h, dim=1)
 
     def flat(self, grid_BHTD, cell_N):
@@ -74,8 +112,8 @@ def dense_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
     Q, D = q_NQD.shape[1:]
     groups = Q // k0_SGD.shape[1]
     row_N, position_N = layout.anchor_cell_N // layout.longest, layout.anchor_cell_N % layout.longest
-    k_NQTD = layout.grid(k0_SGD, layout.slot_cell_S, Q)[row_N]
-    v_NQTD = layout.grid(v0_SGD, layout.slot_cell_S, Q)[row_N]
+    k_NQTD = layout.grid(k0_SGD, layout.slot_cell_S, heads=Q)[row_N]
+    v_NQTD = layout.grid(v0_SGD, layout.slot_cell_S, heads=Q)[row_N]
     score_NQT = torch.einsum("nqd,nqtd->nqt", q_NQD, k_NQTD) * D**-0.5
     ahead_NT = torch.arange(layout.longest, device=q_NQD.device)[None] > position_N[:, None]
     scores = [score_NQT.masked_fill(ahead_NT[:, None], float("-inf"))]
@@ -116,14 +154,15 @@ class _FlashJoint(torch.autograd.Function):
     def forward(ctx, q_NQD, k0_SGD, v0_SGD, layout, J, *kv):
         N, Q, D = q_NQD.shape
         G, scale = k0_SGD.shape[1], D**-0.5
-        q_grid = layout.grid(q_NQD, layout.anchor_cell_N)
-        k_grid = layout.grid(k0_SGD, layout.slot_cell_S, Q)
-        v_grid = layout.grid(v0_SGD, layout.slot_cell_S, Q)
+        queries = layout.queries
+        q_grid = layout.grid(q_NQD, queries.cell_N, queries.length)
+        k_grid = layout.grid(k0_SGD, layout.slot_cell_S, heads=Q)
+        v_grid = layout.grid(v0_SGD, layout.slot_cell_S, heads=Q)
         out_grid, lse_grid = aten._scaled_dot_product_flash_attention_for_cpu(
-            q_grid, k_grid, v_grid, 0.0, True, scale=scale
+            q_grid, k_grid, v_grid, 0.0, scale=scale, **queries.sees(q_NQD.dtype)
         )
-        out_NQD = layout.flat(out_grid, layout.anchor_cell_N)
-        lse_NQ = layout.flat(lse_grid, layout.anchor_cell_N)
+        out_NQD = layout.flat(out_grid, queries.cell_N)
+        lse_NQ = layout.flat(lse_grid, queries.cell_N)
         if J:
             k_JNGD, v_JNGD = torch.stack(kv[:J]), torch.stack(kv[J:])
             q_NGRD = q_NQD.view(N, G, Q // G, D)
@@ -141,28 +180,29 @@ class _FlashJoint(torch.autograd.Function):
     def backward(ctx, grad_NQD):
         q_NQD, k0_SGD, v0_SGD, out_NQD, lse_NQ, lse_grid, *kv = ctx.saved_tensors
         layout, J = ctx.layout, ctx.J
+        queries = layout.queries
         N, Q, D = q_NQD.shape
         G, scale = k0_SGD.shape[1], D**-0.5
         grad_NQD = grad_NQD.contiguous()
         # Cells without an anchor have a zero gradient, so their log-sum-exp only has to be finite.
-        lse_cells = lse_grid.transpose(1, 2).flatten(0, 1).index_copy(0, layout.anchor_cell_N, lse_NQ)
-        joint_grid = lse_cells.view(layout.rows, layout.longest, Q).transpose(1, 2)
+        lse_cells = lse_grid.transpose(1, 2).flatten(0, 1).index_copy(0, queries.cell_N, lse_NQ)
+        joint_grid = lse_cells.view(layout.rows, queries.length, Q).transpose(1, 2)
         # In float32: on rows up to about a thousand tokens the bfloat16 backward kernel takes 2 to 3 times as long.
         grids = [
-            layout.grid(x.float(), cells, Q)
-            for x, cells in (
-                (grad_NQD, layout.anchor_cell_N),
-                (q_NQD, layout.anchor_cell_N),
-                (k0_SGD, layout.slot_cell_S),
-                (v0_SGD, layout.slot_cell_S),
-                (out_NQD, layout.anchor_cell_N),
+            layout.grid(x.float(), cells, length, Q)
+            for x, cells, length in (
+                (grad_NQD, queries.cell_N, queries.length),
+                (q_NQD, queries.cell_N, queries.length),
+                (k0_SGD, layout.slot_cell_S, layout.longest),
+                (v0_SGD, layout.slot_cell_S, layout.longest),
+                (out_NQD, queries.cell_N, queries.length),
             )
         ]
         dq_grid, dk_grid, dv_grid = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *grids, joint_grid, 0.0, True, scale=scale
+            *grids, joint_grid, 0.0, scale=scale, **queries.sees(torch.float32)
         )
         dtype = q_NQD.dtype
-        dq_NQD = layout.flat(dq_grid, layout.anchor_cell_N).to(dtype)
+        dq_NQD = layout.flat(dq_grid, queries.cell_N).to(dtype)
         dk0 = layout.flat(dk_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2).to(dtype)
         dv0 = layout.flat(dv_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2).to(dtype)
         if not J:

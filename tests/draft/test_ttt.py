@@ -45,6 +45,15 @@ def reference_loss(draft, rows, recipe, head_VH):
     return loss, weights
 
 
+def assert_gradients(draft, weights):
+    """The draft's gradients are those of the reference's float64 weights; none stands for zeros."""
+    for name, parameter in draft.named_parameters():
+        gradient = weights[name].grad if weights[name].grad is not None else torch.zeros_like(weights[name])
+        torch.testing.assert_close(
+            parameter.grad.double(), gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
 def all_of(**choices):
     """Every combination of the choices."""
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
@@ -88,11 +97,7 @@ def test_loss_and_gradient_equal_the_double_loop(rows, head, recipe, network):
     loss = package_loss(draft, rows, recipe, head)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    for name, parameter in draft.named_parameters():
-        gradient = weights[name].grad if weights[name].grad is not None else torch.zeros_like(weights[name])
-        torch.testing.assert_close(
-            parameter.grad.double(), gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    assert_gradients(draft, weights)
 
 
 def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
@@ -102,11 +107,18 @@ def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
     assert package_loss(draft, rows, recipe, head).item() == pytest.approx(whole, rel=1e-6)
 
 
+def agent_rows():
+    """Short answers after much that is only read: few anchors. Two turns, one, and one of another length."""
+    return [make_row(1, 60, [(40, 44), (50, 56)]), make_row(2, 37, [(30, 37)]), make_row(3, 90, [(80, 90)])]
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_flash_attention_equals_dense(rows, dtype, tolerance):
+@pytest.mark.parametrize("few", [False, True])
+def test_flash_attention_equals_dense(rows, dtype, tolerance, few):
     """Forward and every gradient of the merged flash kernel against explicit scores, three later steps."""
-    batch = make_batch(rows, 4)
+    batch = make_batch(agent_rows() if few else rows, 4)
     layout = attention.Layout.of(batch)
+    assert (layout.queries.mask_B1LT is not None) == few
     N, S = batch.anchor_N.numel(), batch.row_S.numel()
     generator = torch.Generator().manual_seed(3)
     shapes = [(N, 4, 8), (S, 2, 8), (S, 2, 8)] + [(N, 2, 8)] * 6
@@ -120,6 +132,19 @@ def test_flash_attention_equals_dense(rows, dtype, tolerance):
         results.append([out.detach().double()] + [leaf.grad.double() for leaf in leaves])
     for fast, slow in zip(*results, strict=True):
         assert (fast - slow).norm() <= tolerance * slow.norm()
+
+
+def test_few_anchors_train_like_the_double_loop(head):
+    """Every slot and step of rows whose anchors are few, both ways; and the kernel gets no other query."""
+    draft, recipe, rows = make_draft(), Recipe(ttt_steps=3), agent_rows()
+    queries = attention.Layout.of(make_batch(rows, 3)).queries
+    assert queries.length == 9 and len(set(queries.cell_N.tolist())) == len(queries.cell_N)  # row 3: 10 less 1
+    expected, weights = reference_loss(draft, rows, recipe, head)
+    expected.backward()
+    loss = package_loss(draft, rows, recipe, head)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_gradients(draft, weights)
 
 
 def attention_inputs(batch, J, dtype=torch.float64):
