@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 import torch
 
 from eagle3lab.draft.batch import MASKS
+from eagle3lab.draft.muon import Float32Muon
+from eagle3lab.features.precision import resolve_dtype
 
 LK_FORMS = ("linear", "log")
 LONG_ROWS = ("windows", "drop")
@@ -43,7 +45,7 @@ class Recipe:
     max_length: int | None = None  # rows longer than this are cut or dropped; None = rows of any length are kept whole
     long_rows: str = "windows"  # "windows": cut so that every slot is trained once; "drop": left out, and counted
     explode_factor: float | None = 3.0  # stop when a logged loss exceeds this many times the first one; None = never
-    compute_dtype: str = "bfloat16"
+    compute_dtype: str = "auto"  # of the matrix products; the field holds what "auto" stands for on this machine
     seed: int = 0
 
     def __post_init__(self):
@@ -56,11 +58,11 @@ class Recipe:
             "lk_form": LK_FORMS,
             "optimizer": ("muon", "adamw"),
             "long_rows": LONG_ROWS,
-            "compute_dtype": ("bfloat16", "float32"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        object.__setattr__(self, "compute_dtype", resolve_dtype(self.compute_dtype, name="compute_dtype"))
         for name in ("ttt_steps", "epochs", "batch_tokens", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, at least 1 is needed")
@@ -110,8 +112,9 @@ def schedule(step: int, total: int, recipe: Recipe) -> float:
 def build_optimizers(draft, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Optimizers over the float32 weights; each group remembers its peak in `peak_lr`.
 
-    Muon (torch.optim.Muon, update scaled to AdamW's RMS) takes the matrices inside the block and `fc`; the head and
-    the norms stay with AdamW, as Muon's authors advise for input and output layers.
+    Muon (torch.optim.Muon, update scaled to AdamW's RMS; its products in the recipe's precision) takes the matrices
+    inside the block and `fc`; the head and the norms stay with AdamW, as Muon's authors advise for input and output
+    layers.
     """
     block = [p for name, p in draft.named_parameters() if p.dim() == 2 and not name.startswith("lm_head")]
     others = [p for name, p in draft.named_parameters() if p.dim() != 2 or name.startswith("lm_head")]
@@ -120,7 +123,8 @@ def build_optimizers(draft, recipe: Recipe) -> list[torch.optim.Optimizer]:
         return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, fused=True)
 
     if recipe.optimizer == "muon":
-        muon = torch.optim.Muon(block, lr=recipe.lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+        kind = Float32Muon if recipe.compute_dtype == "float32" else torch.optim.Muon
+        muon = kind(block, lr=recipe.lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
         optimizers = [muon, adamw(others, recipe.head_lr)]
     else:
         optimizers = [adamw(block, recipe.lr), adamw(others, recipe.head_lr)]

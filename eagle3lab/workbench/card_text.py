@@ -203,9 +203,10 @@ def _data(facts: CardFacts) -> str:
         for one in quality
     ]  # fmt: skip
     sets = ", ".join(_set_name(one) for one in facts.value("data_prep", "sets") or []) or "unknown"
+    dtype = facts.result("inference", "dtype") or facts.value("inference", "dtype")
     how = (
         f"at temperature {facts.value('inference', 'temperature')}, at most {facts.value('inference', 'max_tokens')} "
-        f"tokens, in {facts.value('inference', 'dtype')}, by the {facts.value('inference', 'engine')} engine"
+        f"tokens, in {dtype}, by the {facts.value('inference', 'engine')} engine"
     )
     if not rows:
         return "The records of the data are not there any more."

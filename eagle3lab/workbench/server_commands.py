@@ -36,7 +36,7 @@ def server_commands(stage: str, values: Mapping[str, Any]) -> list[tuple[str, st
     if values.get("engine") != "sglang" or values.get("server_device") != "cuda" or values.get("servers"):
         return []
     if stage == "inference":
-        precisions = dict.fromkeys((values["heldout_dtype"], values["dtype"]))
+        precisions = dict.fromkeys(_precision(values[name]) for name in ("heldout_dtype", "dtype"))
         return [("answers", _command(values, dtype)) for dtype in precisions]
     if stage == "extraction":
         return [("hidden states", _command(values, values["dtype"], _CAPTURE))]
@@ -81,10 +81,15 @@ def speculation(num_steps: int, topk: int = 1, num_draft_tokens: int | None = No
 
 
 def _command(values: Mapping[str, Any], dtype: str, more: list[str] | None = None) -> str:
-    words = ["--model-path", values["target"], "--host", "127.0.0.1", "--port", "PORT", "--dtype", dtype,
+    words = ["--model-path", values["target"], "--host", "127.0.0.1", "--port", "PORT", "--dtype", _precision(dtype),
              "--device", "cuda", "--random-seed", "0"]  # fmt: skip
     words += ["--trust-remote-code"] if values.get("trust_remote_code") else []
     return " ".join([_LAUNCH, *words, *(more or []), *values["server_options"]])
+
+
+def _precision(dtype: str) -> str:
+    """What a parameter stands for on a GPU."""
+    return "bfloat16" if dtype == "auto" else dtype
 
 
 def names_no_own_flag(words: Iterable[str], parameter: str) -> bool:

@@ -18,7 +18,9 @@ from eagle3lab.workbench.terminal import Terminal
 STUBBORN = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+    "code = 'import time; print(1, flush=True); time.sleep(60)'\n"
+    "child = subprocess.Popen([sys.executable, '-c', code], start_new_session=True, stdout=subprocess.PIPE)\n"
+    "child.stdout.readline()\n"  # until it has begun, its environment cannot be read
     "print('ready', flush=True)\ntime.sleep(60)"
 )
 
