@@ -28,6 +28,7 @@ from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import build_vocab, count_tokens
 from eagle3lab.engines.servers.model_files import read_target
+from eagle3lab.features.precision import resolve_dtype
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.files import append_jsonl, read_json, read_jsonl, write_json_atomic
@@ -36,7 +37,10 @@ SPECFORGE = {
     "warm_start": (), "loss_mask_kind": "specforge", "denominator": "all", "optimizer": "adamw", "ttt_steps": 7,
     "clip_norm": 0.5, "warmup_share": 0.015, "final_lr_share": 0.0,
 }  # fmt: skip
-STUDY = ("train_rows", "heldout_rows", "epochs", "batch_tokens", "ttt_steps", "draft_vocab_size", "num_steps", "target")
+STUDY = (
+    "train_rows", "heldout_rows", "epochs", "batch_tokens", "ttt_steps", "draft_vocab_size", "num_steps", "target",
+    "dtype",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,9 @@ class Study:
             raise SystemExit(f"{self.work} holds a study of another setting: use another --work, or the same arguments")
         write_json_atomic(self.work / "study.json", setting)
         answers, others, foreign = choose(arguments.corpus, arguments.train_rows, arguments.heldout_rows)
+        foreign = [] if arguments.epochs % 2 else foreign  # see Arm: an odd number of epochs has no use for them
         stored, layers = answers + foreign, arguments.aux_layers
-        extract(self.target, "bfloat16", stored, every_token, ["bf16"], self.work / "train", layers)
+        extract(self.target, arguments.dtype, stored, every_token, ["bf16"], self.work / "train", layers)
         spans = {row["id"]: row["loss_spans"] for row in stored + others}
         extract(self.target, "float32", others, lambda row: spans[row["id"]], ["float32"], self.work / "others", layers)
         self.answer_ids, self.foreign_ids = ([row["id"] for row in rows] for rows in (answers, foreign))
@@ -148,7 +153,8 @@ class Study:
     def job(self, name: str, seed: int) -> TrainJob:
         """The training of one arm. LeftOut where this corpus or the epochs cannot give what it needs."""
         arm, given = ARMS[name], self.arguments
-        shared = {name: getattr(given, name) for name in ("epochs", "batch_tokens", "ttt_steps")} | {"seed": seed}
+        shared = {name: getattr(given, name) for name in ("epochs", "batch_tokens", "ttt_steps")}
+        shared |= {"seed": seed, "compute_dtype": given.dtype}
         ids = self.answer_ids
         if arm.foreign:
             if given.epochs % 2 or not self.foreign_ids:
@@ -232,6 +238,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=512)
     parser.add_argument("--draft-vocab-size", type=int, default=8192)
     parser.add_argument("--num-steps", type=int, nargs="+", default=[5, 3], help="chains; the table shows the first")
+    parser.add_argument("--dtype", type=resolve_dtype, default="auto", help="of training and its states (auto)")
     parser.add_argument("--threads", type=int, help="of torch; default: all cores")
     arguments = parser.parse_args()
     if arguments.threads:

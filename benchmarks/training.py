@@ -2,29 +2,30 @@
 the usual implementation (benchmarks/usual.py).
 
 The floor is measured, not computed: the matrix products of one step are recorded as they are dispatched, then run
-alone: same shapes, same dtype, same order. Usage: python -m benchmarks.training [--ttt-steps 7]
+alone: same shapes, same dtype, same order. Usage: python -m benchmarks.training [--ttt-steps 7] [--rows agent]
 """
 
 import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.results import Result, add_json_option, save
+from benchmarks.rows import HIDDEN, KINDS, LAYERS, VOCAB, row
 from benchmarks.usual import PaddedBatch, UsualTraining
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.vocab import VocabMap
-from eagle3lab.features.slots import teacher_slots
+from eagle3lab.features.precision import DTYPES, resolve_dtype
 
-HIDDEN, VOCAB, LAYERS = 576, 49152, 30
-USUAL_ROWS = 8  # rows of a batch of the usual implementation
+USUAL_ROWS = {"chat": 8, "agent": 2}  # rows of a batch of the usual implementation: what it has memory for
+BATCH_TOKENS = {"chat": 2048, "agent": 8192}  # of ours
+POOL = 200  # rows that the first batch is chosen from
 
 
 class RecordProducts(TorchDispatchMode):
@@ -38,27 +39,6 @@ class RecordProducts(TorchDispatchMode):
         if function is torch.ops.aten.mm.default:
             self.products.append([(tuple(a.shape), a.stride(), a.dtype) for a in args[:2]])
         return function(*args, **(kwargs or {}))
-
-
-def row(seed: int, draft_vocab_size: int):
-    """A random feature row as profile demo has them: 30 to 140 prompt tokens, four of five answers cut at 112, and 95
-    of 100 tokens in the draft vocabulary (its first ids)."""
-    generator = torch.Generator().manual_seed(seed)
-    longer, cut, shorter = torch.rand(3, generator=generator).tolist()
-    prompt, answer = 30 + int(110 * longer**3), 112 if cut < 0.8 else 16 + int(96 * shorter)
-    T = prompt + answer
-    mask_T = torch.arange(T) >= prompt
-    slots = teacher_slots(mask_T)
-    named_T = torch.rand(T, generator=generator) < 0.95
-    inside_T = torch.randint(0, draft_vocab_size, (T,), generator=generator)
-    outside_T = torch.randint(draft_vocab_size, VOCAB, (T,), generator=generator)
-    return SimpleNamespace(
-        input_ids_T=torch.where(named_T, inside_T, outside_T),
-        loss_mask_T=mask_T,
-        aux_TAH=torch.randn(T, 3, HIDDEN, generator=generator).bfloat16(),
-        last_slots=slots,
-        last_MH=torch.randn(slots.numel(), HIDDEN, generator=generator).bfloat16(),
-    )
 
 
 def operand(shape, stride, dtype):
@@ -88,10 +68,10 @@ def draft_config(draft_vocab_size: int) -> DraftConfig:
 
 
 class OurStep:
-    """The first optimizer step of a training on 200 rows, as often as it is called; `tokens` of its rows."""
+    """The first optimizer step of a training on POOL rows, as often as it is called; `tokens` of its rows."""
 
-    def __init__(self, recipe: Recipe, draft_vocab_size: int, embedding: torch.Tensor, folder: Path):
-        rows = {f"r{i}": row(i, draft_vocab_size) for i in range(200)}
+    def __init__(self, recipe: Recipe, draft_vocab_size: int, embedding: torch.Tensor, folder: Path, kind: str):
+        rows = {f"r{i}": row(i, draft_vocab_size, kind) for i in range(POOL)}
         lengths = {key: r.input_ids_T.numel() for key, r in rows.items()}
         draft = Eagle3Draft(draft_config(draft_vocab_size), embedding, torch.arange(draft_vocab_size))
         self._trainer = Trainer(draft, lengths, rows.__getitem__, embedding, recipe, folder)
@@ -102,13 +82,13 @@ class OurStep:
         return self._trainer._optimize(self._trainer.read_step(self._step), measure=False)
 
 
-def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
+def measure(recipe: Recipe, draft_vocab_size: int, repeats: int, kind: str) -> dict:
     """Tokens a second (of the rows, prompts included) of one optimizer step, of its matrix products alone, and of the
-    usual implementation on USUAL_ROWS of the rows as they come."""
+    usual implementation on USUAL_ROWS of the same kind as they come."""
     embedding = torch.randn(VOCAB, HIDDEN) * 0.1  # logits of a usual size
     target_ids = torch.arange(draft_vocab_size)
     with TemporaryDirectory() as folder:
-        one_step = OurStep(recipe, draft_vocab_size, embedding, Path(folder))
+        one_step = OurStep(recipe, draft_vocab_size, embedding, Path(folder), kind)
         one_step()  # warm-up: allocator, first optimizer state
         recorder = RecordProducts()
         with recorder:
@@ -123,7 +103,7 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int) -> dict:
         draft_id_V = VocabMap(target_ids, VOCAB).draft_ids()
         draft = Eagle3Draft(draft_config(draft_vocab_size), embedding, target_ids)
         usual = UsualTraining(draft, embedding, draft_id_V, recipe)
-        some_rows = [row(i, draft_vocab_size) for i in range(USUAL_ROWS)]
+        some_rows = [row(i, draft_vocab_size, kind) for i in range(USUAL_ROWS[kind])]
 
         def usual_step():
             usual.step(PaddedBatch.of(some_rows, recipe.ttt_steps, recipe.loss_mask_kind))
@@ -145,25 +125,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ttt-steps", type=int, nargs="+", default=[3, 7])
     parser.add_argument("--draft-vocab-size", type=int, default=8192)
-    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--rows", choices=list(KINDS), default="chat", help="what the random rows look like")
+    parser.add_argument("--batch-tokens", type=int, help=f"default: {BATCH_TOKENS}")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the products, of both implementations")
     parser.add_argument("--repeats", type=int, default=7)
     add_json_option(parser)
     arguments = parser.parse_args()
-    results = []
-    print(f"training step, SmolLM2-135M shapes, bfloat16, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    kind, results = arguments.rows, []
+    batch_tokens = arguments.batch_tokens or BATCH_TOKENS[kind]
+    machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(f"training step, {kind} rows, SmolLM2-135M shapes, {resolve_dtype(arguments.dtype)}, {machine}")
     for steps in arguments.ttt_steps:
-        recipe = Recipe(ttt_steps=steps, batch_tokens=arguments.batch_tokens)
-        found = measure(recipe, arguments.draft_vocab_size, arguments.repeats)
+        recipe = Recipe(ttt_steps=steps, batch_tokens=batch_tokens, compute_dtype=arguments.dtype)
+        found = measure(recipe, arguments.draft_vocab_size, arguments.repeats, kind)
         ours, floor, usual = (found[f"{name}tokens_per_second"] for name in ("", "floor_", "usual_"))
         print(
             f"{steps} TTT steps, W {arguments.draft_vocab_size}: {ours:.0f} tokens/s, {ours / floor:.0%} of the bare "
             f"matrix products ({floor:.0f} tokens/s at {found['floor_gflops']:.0f} GFLOP/s), {ours / usual:.1f} times "
-            f"the usual implementation ({usual:.0f} tokens/s, {USUAL_ROWS} rows at a time)"
+            f"the usual implementation ({usual:.0f} tokens/s, {USUAL_ROWS[kind]} rows at a time)"
         )
-        setting = f"SmolLM2-135M shapes, {steps} TTT steps, W {arguments.draft_vocab_size}, bfloat16"
+        vocabulary = f"W {arguments.draft_vocab_size}, {recipe.compute_dtype}"
+        setting = f"SmolLM2-135M shapes, {kind} rows, {steps} TTT steps, {vocabulary}"
         value = f"{ours:,.0f} tokens/s"
         products = f"{floor:,.0f} tokens/s, the step's bare matrix products"
-        padded = f"{usual:,.0f} tokens/s, padded, full masks, all logits, autocast"
+        padded = f"{usual:,.0f} tokens/s, padded by {USUAL_ROWS[kind]}, full masks, all logits"
         results.append(Result("training", setting, value, products, ours / floor))
         results.append(Result("training", setting, value, padded, ours / usual))
     save(arguments.json, results)

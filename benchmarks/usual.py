@@ -93,7 +93,8 @@ def usual_loss(draft, batch: PaddedBatch, target_head_VH, draft_id_V, recipe: Re
 
 
 class UsualTraining:
-    """One optimizer step after the other on padded batches: float32 weights, products in bfloat16 by autocast."""
+    """One optimizer step after the other on padded batches: float32 weights, products by autocast where the
+    recipe has bfloat16."""
 
     def __init__(self, draft, target_head_VH, draft_id_V, recipe: Recipe):
         self.draft, self.recipe = draft, recipe
@@ -103,7 +104,7 @@ class UsualTraining:
     def step(self, batch: PaddedBatch) -> float:
         """One optimizer step; gives back the loss."""
         self._optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.compute_dtype == "bfloat16"):
             loss = usual_loss(self.draft, batch, *self._target, self.recipe)
         loss.backward()
         clip_grad_norm_(self.draft.parameters(), self.recipe.clip_norm)
