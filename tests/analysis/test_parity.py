@@ -169,9 +169,20 @@ def test_other_prompts_are_the_template(overfit):
     assert not found.equal and found.verifications == 0
 
 
+def noise_like(weight, generator):
+    """Normal, of the weight's own standard deviation."""
+    return torch.randn(weight.shape, generator=generator) * weight.std()
+
+
 def test_rounding_is_ranked_first_when_little_differs(overfit):
-    completions = served(overfit, copy.deepcopy(overfit.draft).to(torch.bfloat16).to(torch.float32))
-    found = compare(overfit.draft, overfit.rows, completions, STEPS, suspects(overfit.draft))
+    """Noise in the head, until rounding decides a token: a drafter that learned by heart is too sure of all of them."""
+    for share in (0.0, 0.1, 0.2, 0.3, 0.5):
+        noise = torch.Generator().manual_seed(0)
+        draft = edited(overfit, lambda d, s=share, g=noise: d.lm_head.weight.add_(noise_like(d.lm_head.weight, g) * s))
+        completions = served(overfit, copy.deepcopy(draft).to(torch.bfloat16).to(torch.float32))
+        found = compare(draft, overfit.rows, completions, STEPS, suspects(draft))
+        if found.differing:
+            break
     assert found.agreement > 0.9
     assert found.causes[0].cause == "precision"
 
