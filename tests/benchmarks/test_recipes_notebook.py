@@ -1,4 +1,4 @@
-"""dev/recipes.ipynb and the results that it reads: the lines are sound, and the table says what they say."""
+"""dev/recipes.ipynb and the results that it reads: the lines are sound, and the tables say what they say."""
 
 import base64
 import json
@@ -8,25 +8,33 @@ import nbformat
 import papermill
 import pytest
 
+from benchmarks.recipes import ARMS
 from eagle3lab.workbench.root import package_parent
 
-NOTEBOOK, RESULTS = package_parent() / "dev" / "recipes.ipynb", package_parent() / "dev" / "recipes.jsonl"
-LINES = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+DEV = package_parent() / "dev"
+NOTEBOOK = DEV / "recipes.ipynb"
+SEEDS = {"recipes.jsonl": {0, 1, 2}, "recipes_candidates.jsonl": {0}}
+STUDIES = {name: [json.loads(line) for line in (DEV / name).read_text().splitlines()] for name in SEEDS}
+every_study = pytest.mark.parametrize("name", STUDIES)
 
 
-def test_every_accept_length_is_that_of_its_histogram():
-    for line in LINES:
+@every_study
+def test_every_accept_length_is_that_of_its_histogram(name):
+    for line in STUDIES[name]:
         for steps, histogram in line["histogram"].items():
             assert len(histogram) == int(steps) + 1
             accepted = sum(k * verifications for k, verifications in enumerate(histogram))
             assert line["accept_length"][steps] == pytest.approx(1 + accepted / sum(histogram))
 
 
-def test_all_arms_were_trained_on_the_same_amount_of_text():
-    seeds = {line["seed"] for line in LINES if line["arm"] == "ours"}
-    assert seeds == {0, 1, 2}
-    assert len({(line["seed"], line["slots"]) for line in LINES}) == len({line["seed"] for line in LINES})
-    assert len({(line["arm"], line["seed"]) for line in LINES}) == len(LINES)
+@every_study
+def test_all_arms_were_trained_on_the_same_amount_of_text(name):
+    lines = STUDIES[name]
+    for arm in ("ours", "specforge 1e-3"):
+        assert {line["seed"] for line in lines if line["arm"] == arm} >= SEEDS[name]
+    assert len({(line["seed"], line["slots"]) for line in lines}) == len({line["seed"] for line in lines})
+    assert len({(line["arm"], line["seed"]) for line in lines}) == len(lines)
+    assert {line["arm"] for line in lines} <= set(ARMS)
 
 
 @pytest.mark.notebooks
@@ -36,11 +44,12 @@ def test_the_notebook_shows_them(tmp_path):
     outputs = [output for cell in nbformat.read(out, 4).cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type in ("error", "stream")]
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
-    for arm in {line["arm"] for line in LINES}:
-        mean = statistics.mean(line["accept_length"]["5"] for line in LINES if line["arm"] == arm)
-        assert arm in html and f"{mean:.3f}" in html
+    for lines in STUDIES.values():
+        for arm in {line["arm"] for line in lines}:
+            mean = statistics.mean(line["accept_length"]["5"] for line in lines if line["arm"] == arm)
+            assert arm in html and f"{mean:.3f}" in html
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 1 and len(base64.b64decode(pictures[0])) > 10_000
+    assert len(pictures) == 2 and all(len(base64.b64decode(picture)) > 10_000 for picture in pictures)
 
 
 def test_it_is_kept_without_outputs():
