@@ -1,8 +1,10 @@
 """A tiny drafter and random feature rows, made from seeds."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from safetensors.torch import load_file
 
 from eagle3lab.draft.config import DraftConfig
 from eagle3lab.draft.model import Eagle3Draft
@@ -27,6 +29,13 @@ def make_row(seed: int, length: int, spans, dtype=torch.float32):
         last_slots=slots,
         last_MH=last_TH[slots].to(dtype),
     )
+
+
+def pickle_tensors(folder: Path) -> Path:
+    """Lets the folder hold its tensors as EAGLE's authors publish them."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
 
 
 def make_draft(seed: int = 0, **changes) -> Eagle3Draft:

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from eagle3lab.draft.checkpoint import CheckpointError, export_draft
 from eagle3lab.draft.foreign import find_draft, open_draft
-from tests.draft.samples import L, make_draft
+from tests.draft.samples import L, make_draft, pickle_tensors
 from tests.hub import only_hub
 
 NAME = "someone/EAGLE3-tiny"
@@ -23,8 +22,7 @@ def draft():
 def published(tmp_path, draft):
     """As EAGLE's authors publish: a pickle of tensors, no word of layers."""
     folder = export_draft(draft, tmp_path / "published", {}, dtype=torch.float32)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+    pickle_tensors(folder)
     (folder / "training.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     kept = {key: value for key, value in config.items() if not key.startswith("eagle_")}

@@ -5,6 +5,7 @@ import pytest
 
 from eagle3lab.draft.checkpoint import load_draft
 from eagle3lab.engines.base import Request
+from tests.draft.samples import pickle_tensors
 from tests.engines.story import train_draft
 from tests.engines.story_fixtures import ANSWER
 from tests.sglang.conftest import TRAINED_PROMPTS
@@ -19,12 +20,13 @@ BEYOND = {
 
 
 def test_served_as_in_the_embedded_engine(story, story_engine, story_embedded, story_prompts, tmp_path):
-    """All of it in one drafter: a server takes half a minute to start."""
+    """All of it in one drafter, pickled as EAGLE's authors publish theirs: a server takes half a minute to start."""
     trained = story_prompts[:TRAINED_PROMPTS]
     folder = train_draft(story, tmp_path / "draft", trained, ANSWER, epochs=100, **BEYOND)
     draft = load_draft(folder, story_embedded.embed_VH)
     requests = [Request(f"r{i}", ids, ANSWER - i % 7) for i, ids in enumerate(story_prompts[:12])]
     expected = {done.id: done for done in story_embedded.speculate(draft, requests, num_steps=3)}
+    pickle_tensors(folder)
     served = {done.id: done for done in story_engine.speculate(folder, requests, num_steps=3, batch_size=6)}
     assert {key: done.output_ids for key, done in served.items()} == {
         k: done.output_ids for k, done in expected.items()

@@ -3,8 +3,6 @@
 from collections import Counter
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from eagle3lab.analysis import doctor
 from eagle3lab.analysis.doctor import CATALOGUE, run_doctor
@@ -14,6 +12,7 @@ from eagle3lab.analysis.suspects import REMEDIES
 from tests.analysis.doctor.faults import CASES, ONLY_WHEN_BROKEN, PLANTS
 from tests.analysis.doctor.plants import absolute, cut_shard, renamed
 from tests.analysis.doctor.world import CONTEXT
+from tests.draft.samples import pickle_tensors
 
 # The catalogue of failures, as the field knows it.
 FIELD = """
@@ -59,15 +58,9 @@ def test_every_check_passes_on_the_good_world(passed):
     assert doctor.exit_code(passed) == 0
 
 
-def as_eagles_authors_publish(world):
-    """The drafter's tensors in a pickle."""
-    torch.save(load_file(world.draft / "model.safetensors"), world.draft / "pytorch_model.bin")
-    (world.draft / "model.safetensors").unlink()
-
-
 def test_a_drafter_in_a_pickle_of_tensors_is_looked_at_like_any_other(world, passed):
     served = world.copy(world.root.parent / "served")  # the same drafter in safetensors
-    as_eagles_authors_publish(world)
+    pickle_tensors(world.draft)
     server = world.info(speculative_draft_model_path=str(served.draft))
     rows = run_doctor(world.subject(recapture=True, server=server))
     assert [(row.check, row.verdict) for row in rows] == [(row.check, row.verdict) for row in passed]
@@ -81,7 +74,7 @@ def not_finite(tensors):
 def test_its_faults_are_seen_too(world, plant):
     world.edit_tensors(plant)
     expected = {row.check for row in run_doctor(world.subject()) if row.verdict == "fault"}
-    as_eagles_authors_publish(world)
+    pickle_tensors(world.draft)
     assert expected == {row.check for row in run_doctor(world.subject()) if row.verdict == "fault"} != set()
 
 
