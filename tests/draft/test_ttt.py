@@ -45,8 +45,13 @@ def reference_loss(draft, rows, recipe, head_VH):
     return loss, weights
 
 
-def assert_gradients(draft, weights):
-    """The draft's gradients are those of the reference's float64 weights; none stands for zeros."""
+def assert_double_loop(draft, rows, recipe, head_VH):
+    """The package's loss and the draft's gradients are those of the reference in float64; none stands for zeros."""
+    expected, weights = reference_loss(draft, rows, recipe, head_VH)
+    expected.backward()
+    loss = package_loss(draft, rows, recipe, head_VH)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for name, parameter in draft.named_parameters():
         gradient = weights[name].grad if weights[name].grad is not None else torch.zeros_like(weights[name])
         torch.testing.assert_close(
@@ -92,12 +97,7 @@ SWITCHES = [(recipe, {}) for recipe in SLOTS + LOSSES] + [({}, network) for netw
 @pytest.mark.parametrize("recipe, network", SWITCHES, ids=lambda d: "-".join(map(str, d.values())) or "default")
 def test_loss_and_gradient_equal_the_double_loop(rows, head, recipe, network):
     draft, recipe = make_draft(**network), Recipe(**recipe)
-    expected, weights = reference_loss(draft, rows, recipe, head)
-    expected.backward()
-    loss = package_loss(draft, rows, recipe, head)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_gradients(draft, weights)
+    assert_double_loop(draft, rows, recipe, head)
 
 
 def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
@@ -139,12 +139,7 @@ def test_few_anchors_train_like_the_double_loop(head):
     draft, recipe, rows = make_draft(), Recipe(ttt_steps=3), agent_rows()
     queries = attention.Layout.of(make_batch(rows, 3)).queries
     assert queries.length == 9 and len(set(queries.cell_N.tolist())) == len(queries.cell_N)  # row 3: 10 less 1
-    expected, weights = reference_loss(draft, rows, recipe, head)
-    expected.backward()
-    loss = package_loss(draft, rows, recipe, head)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_gradients(draft, weights)
+    assert_double_loop(draft, rows, recipe, head)
 
 
 def attention_inputs(batch, J, dtype=torch.float64):
