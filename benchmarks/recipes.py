@@ -33,6 +33,7 @@ from eagle3lab.features.slots import spans_to_mask, teacher_slots
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.files import append_jsonl, read_json, read_jsonl, write_json_atomic
 
+PLAIN = {"fc_norm": False, "norm_output": False}  # sizes of plain EAGLE-3, without the norms of EAGLE-3.1
 SPECFORGE = {
     "warm_start": (), "loss_mask_kind": "specforge", "denominator": "all", "optimizer": "adamw", "ttt_steps": 7,
     "clip_norm": 0.5, "warmup_share": 0.015, "final_lr_share": 0.0,
@@ -63,13 +64,16 @@ def adamw(lr: float) -> dict:
 
 
 CORE = {
-    "specforge 1e-4": Arm(SPECFORGE | adamw(1e-4), prompts=False),
-    "specforge 3e-4": Arm(SPECFORGE | adamw(3e-4), prompts=False),
-    "specforge 1e-3": Arm(SPECFORGE | adamw(1e-3), prompts=False),
+    "specforge 1e-4": Arm(SPECFORGE | adamw(1e-4), PLAIN, prompts=False),
+    "specforge 3e-4": Arm(SPECFORGE | adamw(3e-4), PLAIN, prompts=False),
+    "specforge 1e-3": Arm(SPECFORGE | adamw(1e-3), PLAIN, prompts=False),
     "ours": Arm(),
 }
 ARMS = CORE | {
-    "specforge 3e-3": Arm(SPECFORGE | adamw(3e-3), prompts=False),
+    "specforge 3e-3": Arm(SPECFORGE | adamw(3e-3), PLAIN, prompts=False),
+    "no norms": Arm(sizes=PLAIN),
+    "fc_norm alone": Arm(sizes={"norm_output": False}),
+    "norm_output alone": Arm(sizes={"fc_norm": False}),
     "answers only": Arm(prompts=False),
     "adamw 1e-3": Arm(adamw(1e-3)),
     "adamw 3e-3": Arm(adamw(3e-3)),
@@ -86,8 +90,6 @@ ARMS = CORE | {
     "half LK 1-a": Arm({"lk_weight": 0.5}),
     "half LK -log a": Arm({"lk_weight": 0.5, "lk_form": "log"}),
     "all LK -log a": Arm({"lk_weight": 1.0, "lk_form": "log"}),
-    "EAGLE-3.1": Arm(sizes={"fc_norm": True, "norm_output": True}),
-    "fc_norm": Arm(sizes={"fc_norm": True}),
     "half the vocabulary": Arm(vocabulary=0.5),
     "twice the vocabulary": Arm(vocabulary=2.0),
     "weights 1.0^i": Arm({"step_decay": 1.0}),
@@ -97,6 +99,9 @@ ARMS = CORE | {
     "7 TTT steps": Arm({"ttt_steps": 7}),
     "twice the batch": Arm({"accumulate": 2}),
     "foreign text": Arm(foreign=True),
+}
+ARMS |= {  # the same on plain EAGLE-3
+    f"no norms, {name}": replace(arm, sizes=PLAIN) for name, arm in ARMS.items() if not arm.sizes and name != "ours"
 }
 
 
@@ -229,7 +234,8 @@ def main() -> None:
     parser.add_argument("--target", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--aux-layers", type=int, nargs="+", help="for a target with few layers")
     names = list(ARMS)
-    parser.add_argument("--arms", nargs="+", choices=names, default=names, metavar="ARM", help=", ".join(names))
+    usual = [name for name in names if not name.startswith("no norms,")]
+    parser.add_argument("--arms", nargs="+", choices=names, default=usual, metavar="ARM", help=", ".join(names))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--train-rows", type=int, default=2000)
     parser.add_argument("--heldout-rows", type=int, default=150)

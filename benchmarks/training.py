@@ -2,7 +2,8 @@
 the usual implementation (benchmarks/usual.py).
 
 The floor is measured, not computed: the matrix products of one step are recorded as they are dispatched, then run
-alone: same shapes, same dtype, same order. Usage: python -m benchmarks.training [--ttt-steps 7] [--rows agent]
+alone: same shapes, same dtype, same order. Memory is what tensors hold at their most during a step, gradients
+included, weights and optimizer state not. Usage: python -m benchmarks.training [--ttt-steps 7] [--rows agent]
 """
 
 import argparse
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.live_bytes import LiveBytes
 from benchmarks.results import Result, add_json_option, save
 from benchmarks.rows import HIDDEN, KINDS, LAYERS, VOCAB, row
 from benchmarks.usual import PaddedBatch, UsualTraining
@@ -58,12 +60,19 @@ def best_seconds(function, repeats: int) -> float:
     return min(times)
 
 
+def peak_bytes(function) -> int:
+    """The most that the tensors made by a call hold at one time."""
+    with LiveBytes() as memory:
+        function()
+    return memory.peak
+
+
 def draft_config(draft_vocab_size: int) -> DraftConfig:
     """A drafter for SmolLM2-135M."""
     return DraftConfig(
         hidden_size=HIDDEN, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
         vocab_size=VOCAB, draft_vocab_size=draft_vocab_size, target_hidden_size=HIDDEN, aux_layers=(2, 15, 27),
-        target_num_layers=LAYERS,
+        target_num_layers=LAYERS, fc_norm=True, norm_output=True,
     )  # fmt: skip
 
 
@@ -84,7 +93,7 @@ class OurStep:
 
 def measure(recipe: Recipe, draft_vocab_size: int, repeats: int, kind: str) -> dict:
     """Tokens a second (of the rows, prompts included) of one optimizer step, of its matrix products alone, and of the
-    usual implementation on USUAL_ROWS of the same kind as they come."""
+    usual implementation on USUAL_ROWS of the same kind as they come; bytes a token of both implementations."""
     embedding = torch.randn(VOCAB, HIDDEN) * 0.1  # logits of a usual size
     target_ids = torch.arange(draft_vocab_size)
     with TemporaryDirectory() as folder:
@@ -110,13 +119,17 @@ def measure(recipe: Recipe, draft_vocab_size: int, repeats: int, kind: str) -> d
 
         usual_step()
         rounds = [[best_seconds(one, 1) for one in (one_step, products_alone, usual_step)] for _ in range(repeats)]
+        peaks = [peak_bytes(one) for one in (one_step, usual_step)]
     step_seconds, floor_seconds, usual_seconds = (min(column) for column in zip(*rounds, strict=True))
+    usual_tokens = sum(one.input_ids_T.numel() for one in some_rows)
     flops = sum(2 * a[0][0] * a[0][1] * b[0][1] for a, b in recorder.products)
     return {
         "tokens_per_second": one_step.tokens / step_seconds,
         "floor_tokens_per_second": one_step.tokens / floor_seconds,
-        "usual_tokens_per_second": sum(one.input_ids_T.numel() for one in some_rows) / usual_seconds,
+        "usual_tokens_per_second": usual_tokens / usual_seconds,
         "floor_gflops": flops / floor_seconds / 1e9,
+        "bytes_per_token": peaks[0] / one_step.tokens,
+        "usual_bytes_per_token": peaks[1] / usual_tokens,
     }
 
 
@@ -144,6 +157,8 @@ def main() -> None:
             f"matrix products ({floor:.0f} tokens/s at {found['floor_gflops']:.0f} GFLOP/s), {ours / usual:.1f} times "
             f"the usual implementation ({usual:.0f} tokens/s, {USUAL_ROWS[kind]} rows at a time)"
         )
+        ours_kib, usual_kib = (found[f"{name}bytes_per_token"] / 2**10 for name in ("", "usual_"))
+        print(f"  at its most {ours_kib:,.0f} KiB a token, the usual implementation {usual_kib:,.0f}")
         vocabulary = f"W {arguments.draft_vocab_size}, {recipe.compute_dtype}"
         setting = f"SmolLM2-135M shapes, {kind} rows, {steps} TTT steps, {vocabulary}"
         value = f"{ours:,.0f} tokens/s"
@@ -151,6 +166,8 @@ def main() -> None:
         padded = f"{usual:,.0f} tokens/s, padded by {USUAL_ROWS[kind]}, full masks, all logits"
         results.append(Result("training", setting, value, products, ours / floor))
         results.append(Result("training", setting, value, padded, ours / usual))
+        memory = f"{ours_kib:,.0f} KiB a token", f"{usual_kib:,.0f} KiB a token, the usual implementation"
+        results.append(Result("training memory", setting, *memory, ours_kib / usual_kib, "less"))
     save(arguments.json, results)
 
 

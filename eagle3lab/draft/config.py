@@ -18,10 +18,11 @@ class DraftConfig:
     """Sizes of the drafter. `aux_layers` are hs indices (hs[k] = input of target layer k).
 
     fc_norm and norm_output are EAGLE-3.1: an RMSNorm on each aux state before `fc`, and the output after the final norm
-    (instead of before it) as what the next step is fed. norm_before_residual and norm_before_fc are of drafters that
+    (instead of before it) as what the next step is fed. A new drafter has both (`for_target`; dev/recipes.ipynb says
+    why); a config.json that names neither means neither. norm_before_residual and norm_before_fc are of drafters that
     speculators trained: the residual taken after `hidden_norm`, and one RMSNorm over the aux states side by side before
     `fc`. rope_llama3 is Llama 3's scaling of RoPE, its numbers as `rope.LLAMA3` names them, of drafters that took over
-    their target's. `for_target` does not offer these. Which engines know what: `engine_support.py`.
+    their target's. `for_target` does not offer these three. Which engines know what: `engine_support.py`.
     A drafter whose width differs from the target's carries an embedding of its own (`owns_embedding`).
     target_architecture: `architectures[0]` of the target's config.json; it decides how SGLang writes aux layers
     (`aux_layers.py`), "" is llama-like.
@@ -88,9 +89,9 @@ class DraftConfig:
     def for_target(cls, target_config, aux_layers, draft_vocab_size, **changes):
         """The default drafter of a target: same width, heads and RoPE base as the target's own layers.
 
-        `changes` are fields that shall differ; None among them means the default. ValueError for a name that is none of
-        those the drafter is free in. RoPE scaling is left out on purpose: a drafter needs no relation to the target's
-        positions, only the same positions in training and serving.
+        It has EAGLE-3.1's norms. `changes` are fields that shall differ; None among them means the default. RoPE
+        scaling is left out on purpose: a drafter needs no relation to the target's positions, only the same positions
+        in training and serving. Raises ValueError for a name that is none of those the drafter is free in.
         """
         if unknown := changes.keys() - set(FREE):
             raise ValueError(f"a drafter has no {', '.join(map(repr, sorted(unknown)))} to choose; {', '.join(FREE)}")
@@ -114,6 +115,8 @@ class DraftConfig:
             "rms_norm_eps": float(c.rms_norm_eps),
             "rope_theta": float(rope_theta(c)),
             "max_position_embeddings": c.max_position_embeddings,
+            "fc_norm": True,
+            "norm_output": True,
             "target_architecture": (getattr(c, "architectures", None) or [""])[0],
         }
         return cls(**values | {name: value for name, value in changes.items() if value is not None})
@@ -125,12 +128,12 @@ class DraftConfig:
 
 
 def chosen_sizes(parameters) -> dict:
-    """What a notebook's parameters choose of FREE: `draft_hidden_size` is hidden_size, and so on; None is the target's.
+    """What a notebook's parameters choose of FREE: `draft_hidden_size` is hidden_size, and so on; None is left out.
 
     The EAGLE-3.1 switches, which a target does not have, are called `fc_norm` and `norm_output` there too.
     """
     given = {name: getattr(parameters, f"draft_{name}", getattr(parameters, name, None)) for name in FREE}
-    return {name: value for name, value in given.items() if value not in (None, False)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def rope_theta(target_config) -> float:

@@ -53,7 +53,7 @@ def oldest_releases(config: DraftConfig) -> dict[str, str]:
 def require_engine(config: DraftConfig, engine: str) -> None:
     """`engine` is a release such as "sglang==0.5.23" or "vllm==0.33.0".
 
-    Raises EngineError when it does not read what the drafter needs, naming it and what does, and ValueError
+    Raises EngineError when it does not read what the drafter needs, naming all of it and what does, and ValueError
     for anything that does not name one release of SGLang or vLLM.
     """
     try:
@@ -65,6 +65,7 @@ def require_engine(config: DraftConfig, engine: str) -> None:
         known = False
     if not known:
         raise ValueError(f"engine={engine!r} must name one release, such as {SERVER!r} or 'vllm==0.33.0'")
+    unread = {}
     for what in special_needs(config):
         first = FIRST_RELEASE[what].get(wanted.name)
         if first is None:
@@ -73,7 +74,10 @@ def require_engine(config: DraftConfig, engine: str) -> None:
                 f"little or nothing. Serve it with {' or '.join(FIRST_RELEASE[what])}, or train without it"
             )
         if version < Version(first):
-            raise EngineError(
-                f"the drafter has {what}, which {wanted.name} reads from {first} on; {engine} would ignore it and "
-                "accept little or nothing. Serve with a newer release, or train without it"
-            )
+            unread[what] = f"{what}, which {wanted.name} reads from {first} on"
+    if unread:
+        switches = ", ".join(f"{what}: false" for what in unread if what in FLAGS)
+        raise EngineError(
+            f"the drafter has {' and '.join(unread.values())}; {engine} would ignore it and accept little or nothing. "
+            f"Serve with a newer release, or train without it{switches and f' ({switches})'}"
+        )

@@ -79,7 +79,7 @@ def warm_start(draft: Eagle3Draft, weights: TargetWeights, parts, layer: dict | 
     """Takes parts of the target over, in place:
 
     lm_head, norm   the target's head rows of the draft vocabulary and its final norm, where the widths agree
-    fc              the last aux state is passed through: identity there, zero for the others
+    fc              the last aux state (normed, with fc_norm) is passed through: identity there, zero for the others
     layer           the block from the target's last layer (`layer`, see read_target_layer); it reads the feature, the
                     half that reads the embedding stays random
 

@@ -85,7 +85,7 @@ def test_training_without_a_store_learns_what_training_with_one_does(smoke_chain
 def test_two_processes_best_weights_and_long_rows_from_the_notebook(runs_dir):
     changes = {
         "processes": 2, "accumulate": 2, "epochs": 6, "heldout_rows": 6, "evaluate_every": 10, "export_best": True,
-        "max_length": 64, "fc_norm": True, "norm_output": True, "step_decay": 0.9,
+        "max_length": 64, "fc_norm": False, "norm_output": False, "step_decay": 0.9,
     }  # fmt: skip
     [folder] = run(runs_dir, ["training"], **changes)
     told = results(folder)
@@ -103,7 +103,8 @@ def test_two_processes_best_weights_and_long_rows_from_the_notebook(runs_dir):
     for name, weight in load_file(best).items():
         assert torch.equal(exported[name], weight.bfloat16()), name
     config = json.loads((folder / "draft" / "config.json").read_text())
-    assert config["fc_norm"] is True and config["norm_output"] is True
+    assert config["fc_norm"] is False and config["norm_output"] is False
+    assert not [name for name in exported if "fc_norm" in name]
     assert (folder / "checkpoints" / "stream.jsonl").exists()  # what two processes wrote
     assert int(checkpoints(folder / "checkpoints")[-1].name.removeprefix("step-")) == told["steps"]
     assert "starting at step 0" in printed(folder, "04_training.ipynb")

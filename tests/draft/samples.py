@@ -57,8 +57,9 @@ def make_draft(seed: int = 0, **changes) -> Eagle3Draft:
         | changes
     )
     generator = torch.Generator().manual_seed(seed)
-    target_ids = torch.randperm(V, generator=generator)[: config.draft_vocab_size].sort().values
-    draft = Eagle3Draft(config, torch.randn(V, config.hidden_size, generator=generator), target_ids)
+    ids = config.vocab_size
+    target_ids = torch.randperm(ids, generator=generator)[: config.draft_vocab_size].sort().values
+    draft = Eagle3Draft(config, torch.randn(ids, config.hidden_size, generator=generator), target_ids)
     with torch.no_grad():
         for parameter in draft.parameters():  # larger than the usual start, so that every path matters
             noise = torch.randn(parameter.shape, generator=generator)

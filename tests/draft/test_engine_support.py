@@ -33,6 +33,17 @@ def test_eagle31_flags_need_the_release_that_reads_them(tmp_path, flag):
     assert load_draft(folder, draft.embed_VH).config == draft.config
 
 
+def test_all_that_an_older_engine_lacks_is_named_with_the_way_out():
+    draft = make_draft(fc_norm=True, norm_output=True, hidden_size=12)
+    with pytest.raises(EngineError) as error:
+        require_engine(draft.config, "sglang==0.5.11")
+    assert str(error.value) == (
+        "the drafter has fc_norm, which sglang reads from 0.5.12 on and norm_output, which sglang reads from 0.5.12 "
+        "on; sglang==0.5.11 would ignore it and accept little or nothing. Serve with a newer release, or train without "
+        "it (fc_norm: false, norm_output: false)"
+    )
+
+
 def test_what_speculators_turns_on_by_default_is_for_vllm_alone(tmp_path):
     draft = make_draft(norm_before_residual=True, norm_before_fc=True)
     assert oldest_releases(draft.config) == {"sglang": "0.5.17", "vllm": "0.18.0"}

@@ -46,9 +46,12 @@ def test_nothing_but_the_named_parts_differs_from_a_random_start(llama):
 
 
 def test_fc_passes_the_last_aux_state_through(llama):
-    draft = start(llama, ("fc",))
     aux_TAH = torch.randn(5, 3, HIDDEN)
-    torch.testing.assert_close(draft.fuse(aux_TAH), aux_TAH[:, 2], rtol=0, atol=0)
+    plain = start(llama, ("fc",), fc_norm=False)
+    torch.testing.assert_close(plain.fuse(aux_TAH), aux_TAH[:, 2], rtol=0, atol=0)
+    last_TH = aux_TAH[:, 2]
+    normed_TH = last_TH / (last_TH.square().mean(-1, keepdim=True) + plain.config.rms_norm_eps).sqrt()
+    torch.testing.assert_close(start(llama, ("fc",)).fuse(aux_TAH), normed_TH)
 
 
 def test_the_block_starts_as_the_targets_last_layer(llama):

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
-from eagle3lab.draft.config import FREE, chosen_sizes
+from eagle3lab.draft.config import FREE, DraftConfig, chosen_sizes
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe
@@ -237,11 +238,17 @@ def test_the_notebook_has_every_knob_with_the_default_of_the_recipe():
     told = read_parameters(Path(__file__).parents[2] / "notebooks" / "04_training.ipynb")
     defaults = SimpleNamespace(**{param.name: param.default for param in told})
     assert {field.name for field in fields(Recipe)} <= vars(defaults).keys()
-    assert Recipe.of(defaults) == Recipe() and chosen_sizes(defaults) == {}
+    assert Recipe.of(defaults) == Recipe()
+    given = chosen_sizes(defaults)
+    assert given == {"fc_norm": True, "norm_output": True}
+    sizes_of_target = AutoConfig.for_model("llama")
+    assert DraftConfig.for_target(sizes_of_target, (2, 16, 29), 100, **given) == DraftConfig.for_target(
+        sizes_of_target, (2, 16, 29), 100
+    )
     sizes = {f"draft_{name}" for name in FREE if name.startswith(("hidden", "intermediate", "num", "head"))}
     assert len(sizes) == 5 and sizes <= vars(defaults).keys()
     chosen = chosen_sizes(SimpleNamespace(draft_head_dim=16, draft_hidden_size=None, fc_norm=True, norm_output=False))
-    assert chosen == {"head_dim": 16, "fc_norm": True}
+    assert chosen == {"head_dim": 16, "fc_norm": True, "norm_output": False}
 
 
 def test_vocabulary_size_is_that_of_the_fixture():

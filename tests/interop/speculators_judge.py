@@ -1,8 +1,8 @@
 """Run in a process of its own, speculators on its path: it converts and opens our drafter, and writes a dump.
 
 Usage: speculators_judge.py FOLDER AUX_LAYER ... It reads ours/ (a drafter), target/, exported/ (features) and
-row.safetensors (ids [T], aux [T, A H], states [T, A + 1, H]) there, and writes converted/, residual/ and trained/
-(drafters: see `main` and `trained_by_default`), dump/ (features) and found.safetensors.
+row.safetensors (ids [T], aux [T, A H], states [T, A + 1, H]) there, and writes converted/, residual/ and, of a plain
+drafter, trained/ (drafters: see `main` and `trained_by_default`), dump/ (features) and found.safetensors.
 """
 
 import copy
@@ -35,7 +35,8 @@ def main(folder: Path, aux_layers: list[int]) -> None:
         model.embed_tokens.weight.data.copy_(row["embed"])
         found[f"{name}.logits"] = logits(model, row)
     found |= {"d2t": model.d2t.clone(), "target_layer_ids": torch.tensor(model.target_layer_ids)}
-    found["trained.logits"] = logits(trained_by_default(folder / "trained", model), row)
+    if not model.config.fc_norm:  # which shuts out norm_before_fc
+        found["trained.logits"] = logits(trained_by_default(folder / "trained", model), row)
     found |= trained_on(folder / "exported", model)
     (folder / "dump").mkdir()
     save_file({"token_ids": row["ids"], "hidden_states": row["states"]}, folder / "dump" / "hs_0.safetensors")

@@ -28,7 +28,7 @@ LAYERS, EARLIER = [2, 3], [1, 2]  # of four: the layers on both sides of the ear
 TRAINED_OTHERWISE = {
     "layers off by one": Fault("swapped", "layers", "one layer later"),
     "RoPE theta": Fault("swapped", "rope", "theta 10,000 instead of 500,000"),
-    "norm_output": Fault("swapped", "norm", "norm_output read as False"),
+    "norm_output": Fault("swapped", "norm", "norm_output read as True"),
     "position off by one": Fault("swapped", "position", "states one token late"),
 }
 
@@ -84,7 +84,7 @@ def ranked(story_spec, trained, good, planted, tmp_path_factory):
     others = {
         "layers off by one": trained(EARLIER, good),
         "RoPE theta": trained(LAYERS, good, rope_theta=500000.0),
-        "norm_output": trained(LAYERS, good, norm_output=True),
+        "norm_output": trained(LAYERS, good, norm_output=False),
         "position off by one": trained(LAYERS, good, early=True),
     }
     return dict(study(story_spec, good, planted, tmp_path_factory.mktemp("faults"), others))

@@ -1,5 +1,5 @@
-"""Drafters beyond plain EAGLE-3 on a real server: it reads their flags and tensors as they were trained, or acceptance
-would differ from the embedded engine's, verification for verification."""
+"""Another drafter than the default one, which the other tests here serve, on a real server: it reads the flags and
+tensors as they were trained, or acceptance would differ from the embedded engine's, verification for verification."""
 
 import pytest
 
@@ -12,8 +12,8 @@ from tests.sglang.conftest import TRAINED_PROMPTS
 
 pytestmark = pytest.mark.sglang
 
-BEYOND = {
-    "fc_norm": True, "norm_output": True,  # EAGLE-3.1
+OTHER = {
+    "fc_norm": False, "norm_output": False,  # plain EAGLE-3, as before its version 3.1
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
     "hidden_size": 96, "intermediate_size": 200,  # the target's is 128: the drafter has an embedding of its own
 }  # fmt: skip
@@ -22,7 +22,7 @@ BEYOND = {
 def test_served_as_in_the_embedded_engine(story, story_engine, story_embedded, story_prompts, tmp_path):
     """All of it in one drafter, pickled as EAGLE's authors publish theirs: a server takes half a minute to start."""
     trained = story_prompts[:TRAINED_PROMPTS]
-    folder = train_draft(story, tmp_path / "draft", trained, ANSWER, epochs=100, **BEYOND)
+    folder = train_draft(story, tmp_path / "draft", trained, ANSWER, epochs=100, **OTHER)
     draft = load_draft(folder, story_embedded.embed_VH)
     requests = [Request(f"r{i}", ids, ANSWER - i % 7) for i, ids in enumerate(story_prompts[:12])]
     expected = {done.id: done for done in story_embedded.speculate(draft, requests, num_steps=3)}
