@@ -48,6 +48,11 @@ def layer_of_random_weights(draft):
             weight.normal_(0, 0.02, generator=generator)
 
 
+def norm_before_fc(draft):
+    """As speculators has it, in the place of the norms on each state."""
+    draft.fc_norm, draft.input_norm = None, RMSNorm(draft.fc.in_features, 1e-6)
+
+
 class LateStates:
     """The drafter, fed the states of the token before the right one, as a server with that fault would stream them."""
 
@@ -93,7 +98,8 @@ EDITS = {
     "RoPE theta": ("rope", "theta 500,000", lambda d: setattr(d, "config", replace(d.config, rope_theta=5e5))),
     "hidden_norm missing": ("norm", "hidden_norm", lambda d: d.midlayer.hidden_norm.weight.fill_(1)),
     "final norm missing": ("norm", "norm not loaded", lambda d: d.norm.weight.fill_(1)),
-    "norm_output flag": ("norm", "norm_output", lambda d: setattr(d, "config", replace(d.config, norm_output=True))),
+    "norm_output flag": ("norm", "norm_output", lambda d: setattr(d, "config", replace(d.config, norm_output=False))),
+    "fc_norm missing": ("norm", "fc_norm left out", lambda d: setattr(d, "fc_norm", None)),
     "layer dropped": ("tensors", "decoder layer", layer_of_random_weights),
 }  # fmt: skip
 
@@ -109,14 +115,15 @@ def test_a_fault_of_the_drafter_is_ranked_first(overfit, fault):
 
 
 @pytest.mark.parametrize(
-    ("option", "change"),
+    ("option", "change", "leave_out"),
     [
-        ("norm_before_residual", lambda d: setattr(d, "config", replace(d.config, norm_before_residual=True))),
-        ("norm_before_fc", lambda d: setattr(d, "input_norm", RMSNorm(d.fc.in_features, 1e-6))),
+        ("norm_before_residual", lambda d: setattr(d, "config", replace(d.config, norm_before_residual=True)),
+         lambda d: None),
+        ("norm_before_fc", norm_before_fc, lambda d: setattr(d, "fc_norm", None)),
     ],
-)
-def test_an_option_that_the_server_leaves_out_is_ranked_first(overfit, option, change):
-    right, completions = edited(overfit, change), served(overfit, overfit.draft)
+)  # fmt: skip
+def test_an_option_that_the_server_leaves_out_is_ranked_first(overfit, option, change, leave_out):
+    right, completions = edited(overfit, change), served(overfit, edited(overfit, leave_out))
     found = compare(right, overfit.rows, completions, STEPS, suspects(right))
     first = found.causes[0]
     assert found.differing > 0 and (first.cause, first.name, first.agreement) == ("norm", f"{option} left out", 1.0)

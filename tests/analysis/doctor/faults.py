@@ -37,6 +37,7 @@ from tests.analysis.doctor.plants import (
     template,
     tensors,
     too_large_map,
+    trained_without_norm_output,
     without,
     zeros_at_the_end,
 )
@@ -96,8 +97,9 @@ PLANTS = {
     "draft embedding": [tensors(random_embedding)],
     "draft network": [config("draft/config.json", norm_before_residual=True)],
     "draft options": [
-        config("draft/config.json", norm_output=True),
-        lambda w: (w.edit_json("draft/config.json", norm_output=True), {"release": "0.5.11"})[1],
+        config("draft/config.json", norm_output=False),
+        trained_without_norm_output,
+        lambda w: {"release": "0.5.11"},
     ],
     "draft sizes": [config("draft/config.json", vocab_size=400), config("draft/config.json", target_hidden_size=48)],
     "draft layers": [config("draft/config.json", eagle_config={
@@ -111,7 +113,8 @@ PLANTS = {
         tensors(lambda t: {k: v for k, v in t.items() if k != "fc.weight"}),
         tensors(lambda t: {k: v for k, v in t.items() if k != "d2t"}),
         tensors(lambda t: {k: v for k, v in t.items() if "hidden_norm" not in k}),
-        config("draft/config.json", norm_output=True), config("draft/config.json", fc_norm=True),
+        config("draft/config.json", norm_output=False), config("draft/config.json", fc_norm=False),
+        trained_without_norm_output,
         config("draft/config.json", norm_before_residual=True),
     ],
     "draft context": [config("draft/training.json", trained_length=40),

@@ -229,3 +229,9 @@ def other_template(w):
 
 def system_prompt_of_its_own(w):
     (w.target / "chat_template.jinja").write_text("You are kind. " + CHATML)
+
+
+def trained_without_norm_output(world):
+    """The training says that it had none; config.json has the flag."""
+    told = json.loads((world.root / "draft/training.json").read_text())["draft_config"]
+    world.edit_json("draft/training.json", draft_config=told | {"norm_output": False})
