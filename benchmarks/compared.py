@@ -12,7 +12,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Compared:
-    """One arm over its seeds, against the best learning rate of the SpecForge-like recipe.
+    """One arm over its seeds, against `base`: the SpecForge-like recipe at its best learning rate.
 
     ratio: accepted drafts a cycle (accept length minus one) over theirs, the mean over the seeds that both have;
     error: its standard error, nan for one seed; rate: tokens trained a second, where it was told.
@@ -32,15 +32,17 @@ class Compared:
 
 
 def compare(results: list[dict], num_steps: int) -> list[Compared]:
-    """The arms of the lines of results.jsonl, longest accept length first. Without a SpecForge-like arm ratios are nan.
+    """The arms of the lines of results.jsonl, longest accept length first, each against the SpecForge-like recipe.
 
-    Its learning rate is the best one of those that ran with the most seeds.
+    Its learning rate is the best one of those that ran with the most seeds. A study without it is held against plain
+    EAGLE-3 ("no norms"); without that, ratios are nan.
     """
     lengths: dict[str, dict[int, float]] = {}
     for row in results:
         if "accept_length" in row:
             lengths.setdefault(row["arm"], {})[row["seed"]] = row["accept_length"][str(num_steps)]
     theirs = {name: by for name, by in lengths.items() if name.startswith("specforge")}
+    theirs = theirs or {name: by for name, by in lengths.items() if name == "no norms"}
     base = max(theirs, key=lambda name: (len(theirs[name]), statistics.mean(theirs[name].values())), default="")
     compared = []
     for name, by in lengths.items():

@@ -215,11 +215,18 @@ class Checked:
 
 
 def checks(
-    e: Evidence, controls: Mapping[str, float], shuffled: float | None, same_text: int, answers: int
+    e: Evidence,
+    controls: Mapping[str, float],
+    reordered: float,
+    shuffled: float | None,
+    same_text: int,
+    answers: int,
 ) -> list[Checked]:
     """What must hold whatever the drafter is worth; questions that were not asked are left out.
 
-    controls: accept lengths of drafters or states that hold no information. shuffled: accept length of answers learned
+    controls: accept lengths of drafters or states that hold no information. reordered: with the aux layers in each
+    other's places; they hold it all the same, and where layers are alike and have norms (`fc_norm`) a drafter finds
+    much of it, so that it must only do better with the right order. shuffled: accept length of answers learned
     by heart from a shuffled teacher. same_text: of `answers` served, how many are plain greedy decoding's.
     """
     worst, low = max(controls.values()), e.heldout_interval[0] if e.heldout_interval else e.heldout
@@ -228,6 +235,7 @@ def checks(
         Checked("speculation is lossless", f"{same_text} of {answers} answers equal", same_text == answers),
         Checked("controls fail", _named(controls), worst - 1 < CONTROL_SHARE * (e.heldout - 1)),
         Checked("the drafter beats them", f"{e.heldout:.2f}, at least {low:.2f}", low > worst),
+        Checked("the order of the aux layers matters", f"in another one {reordered:.2f}", low > reordered),
     ]
     if e.overfit is not None:
         found.append(Checked("it learns a few answers by heart", _overfit(e).found, _overfit(e).says == "good"))

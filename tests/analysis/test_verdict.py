@@ -91,31 +91,33 @@ def test_a_curve_of_scaling_is_evidence_or_says_why_not():
 
 
 SHOWN = Evidence(num_steps=3, **{**SOUND, "overfit_most": 4.0})
-CONTROLS = {"random drafter": 1.0, "shuffled layers": 1.2}
+CONTROLS = {"random drafter": 1.0, "shuffled states": 1.2}
 
 
 def test_what_must_hold_holds_on_sound_evidence():
-    found = checks(SHOWN, CONTROLS, 1.3, 8, 8)
-    assert [one.ok for one in found] == [True] * 6
-    assert found[2].found == "random drafter 1.00, shuffled layers 1.20"
-    assert [one.check for one in checks(replace(SHOWN, overfit=None), CONTROLS, None, 8, 8)] == [
-        one.check for one in found[:4]
+    found = checks(SHOWN, CONTROLS, 1.6, 1.3, 8, 8)
+    assert [one.ok for one in found] == [True] * 7
+    assert found[2].found == "random drafter 1.00, shuffled states 1.20"
+    assert found[4].found == "in another one 1.60"
+    assert [one.check for one in checks(replace(SHOWN, overfit=None), CONTROLS, 1.6, None, 8, 8)] == [
+        one.check for one in found[:5]
     ]
 
 
 @pytest.mark.parametrize(
-    ("number", "evidence", "controls", "shuffled", "same"),
+    ("number", "evidence", "controls", "reordered", "shuffled", "same"),
     [
-        (0, {"differing": 3}, CONTROLS, 1.3, 8),
-        (1, {}, CONTROLS, 1.3, 7),
-        (2, {}, {"shuffled layers": 1.6}, 1.3, 8),  # three of four drafts that the drafter has accepted
-        (3, {"heldout_interval": (1.2, 2.4)}, CONTROLS, 1.3, 8),
-        (4, {"overfit": 3.5}, CONTROLS, 1.3, 8),
-        (5, {}, CONTROLS, 3.0, 8),
+        (0, {"differing": 3}, CONTROLS, 1.1, 1.3, 8),
+        (1, {}, CONTROLS, 1.1, 1.3, 7),
+        (2, {}, {"shuffled states": 1.6}, 1.1, 1.3, 8),  # three of four drafts that the drafter has accepted
+        (3, {"heldout_interval": (1.2, 2.4)}, CONTROLS, 1.1, 1.3, 8),
+        (4, {"heldout_interval": (1.5, 2.4)}, CONTROLS, 1.5, 1.3, 8),
+        (5, {"overfit": 3.5}, CONTROLS, 1.1, 1.3, 8),
+        (6, {}, CONTROLS, 1.1, 3.0, 8),
     ],
 )
-def test_what_must_hold_is_seen_to_fail(number, evidence, controls, shuffled, same):
-    found = checks(replace(SHOWN, **evidence), controls, shuffled, same, 8)
+def test_what_must_hold_is_seen_to_fail(number, evidence, controls, reordered, shuffled, same):
+    found = checks(replace(SHOWN, **evidence), controls, reordered, shuffled, same, 8)
     assert [place for place, one in enumerate(found) if not one.ok] == [number]
 
 

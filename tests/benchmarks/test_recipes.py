@@ -38,6 +38,12 @@ def test_seeds_that_only_one_of_both_has_are_left_out():
     assert ours.ratio == pytest.approx(1.5) and math.isnan(ours.error)
 
 
+def test_a_study_without_theirs_is_held_against_plain_eagle3():
+    ours, plain = compare(OURS + [result("no norms", 0, 1.5), result("no norms", 1, 1.5)], 3)
+    assert plain.base == ours.base == "no norms" and plain.ratio == 1
+    assert ours.ratio == pytest.approx((0.6 + 0.65) / 2 / 0.5)
+
+
 def test_without_theirs_there_is_a_table_without_ratios():
     (ours,) = compare(OURS, 3)
     assert math.isnan(ours.ratio) and "ours" in report(OURS, 3)

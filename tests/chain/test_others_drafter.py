@@ -26,6 +26,8 @@ def as_speculators_writes_it(folder, out):
         "transformer_layer_config": {name: config[name] for name in sizes},
         "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
         "draft_vocab_size": config["draft_vocab_size"],
+        "fc_norm": config["fc_norm"],
+        "norm_output": config["norm_output"],
     }
     (out / "config.json").write_text(json.dumps(theirs))
     return out

@@ -131,7 +131,7 @@ def test_simulated_equals_served_and_the_trained_drafter_beats_the_random_one(sm
     results = smoke_chain.read("diagnostics", "results.json")
     assert results["cycles_differing"] == 0 and results["lossless"] == "8/8"
     report = smoke_chain.read("diagnostics", "checks.json")
-    assert [check["check"] for check in report["checks"] if not check["ok"]] == [] and len(report["checks"]) == 7
+    assert [check["check"] for check in report["checks"] if not check["ok"]] == [] and len(report["checks"]) == 8
     assert len(report["slices"]) == 7  # each holds every draft that counted
     assert len({sum(part["attempts"] for part in parts) for parts in report["slices"].values()}) == 1
     simulated, served = report["accept"][-2:]
