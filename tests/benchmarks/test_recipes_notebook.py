@@ -13,8 +13,12 @@ from eagle3lab.workbench.root import package_parent
 
 DEV = package_parent() / "dev"
 NOTEBOOK = DEV / "recipes.ipynb"
-SEEDS = {"recipes.jsonl": {0, 1, 2}, "recipes_candidates.jsonl": {0}}
-STUDIES = {name: [json.loads(line) for line in (DEV / name).read_text().splitlines()] for name in SEEDS}
+ARMS_OF = {  # file: arms that it must have, and their seeds
+    "recipes.jsonl": ({"no norms", "specforge 1e-3"}, {0, 1, 2}),
+    "recipes_norms.jsonl": ({"ours", "no norms"}, {0}),
+    "recipes_candidates.jsonl": ({"ours", "no norms", "specforge 1e-3"}, {0}),
+}
+STUDIES = {name: [json.loads(line) for line in (DEV / name).read_text().splitlines()] for name in ARMS_OF}
 every_study = pytest.mark.parametrize("name", STUDIES)
 
 
@@ -30,8 +34,9 @@ def test_every_accept_length_is_that_of_its_histogram(name):
 @every_study
 def test_all_arms_were_trained_on_the_same_amount_of_text(name):
     lines = STUDIES[name]
-    for arm in ("ours", "specforge 1e-3"):
-        assert {line["seed"] for line in lines if line["arm"] == arm} >= SEEDS[name]
+    arms, seeds = ARMS_OF[name]
+    for arm in arms:
+        assert {line["seed"] for line in lines if line["arm"] == arm} >= seeds
     assert len({(line["seed"], line["slots"]) for line in lines}) == len({line["seed"] for line in lines})
     assert len({(line["arm"], line["seed"]) for line in lines}) == len(lines)
     assert {line["arm"] for line in lines} <= set(ARMS)
@@ -49,7 +54,7 @@ def test_the_notebook_shows_them(tmp_path):
             mean = statistics.mean(line["accept_length"]["5"] for line in lines if line["arm"] == arm)
             assert arm in html and f"{mean:.3f}" in html
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 2 and all(len(base64.b64decode(picture)) > 10_000 for picture in pictures)
+    assert len(pictures) == len(STUDIES) and all(len(base64.b64decode(picture)) > 10_000 for picture in pictures)
 
 
 def test_it_is_kept_without_outputs():
