@@ -51,7 +51,9 @@ browser: ## Chromium for the test of the notebooks in JupyterLab, where it is mi
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "Chromium could not be installed: the test in a browser will be skipped." >&2
 
-test: env sglang-env $(if $(filter x86_64,$(shell uname -m)),vllm-env) browser lint ## the linter and every test
+test: ## the linter and every test
+	@# side by side: each environment is minutes of unpacking, on one core
+	@$(MAKE) --no-print-directory --jobs env sglang-env $(if $(filter x86_64,$(shell uname -m)),vllm-env) browser lint
 	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 
 test-fast: env ## the tests that need neither notebooks nor a server
