@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle3lab.features.checks import require_finite
+from eagle3lab.features.checks import require_finite, require_finite_teacher
 from eagle3lab.features.codec import (
     Codec,
     TopK,
@@ -19,6 +19,9 @@ from eagle3lab.features.codec import (
     working_dtype,
 )
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
+
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass
@@ -50,16 +53,19 @@ def encode_row(
 ) -> dict[str, torch.Tensor]:
     """The stored tensors of a row, on the CPU, holding on to nothing of the input.
 
-    Raises ValueError naming the row for wrong shapes or bad spans, NonFiniteStateError naming row and layer for NaN or
-    infinity (also where a float32 value is too large for bfloat16).
+    Raises ValueError naming the row for ids that are none, wrong shapes or dtypes and bad spans, NonFiniteStateError
+    naming row and layer for NaN or infinity (also where a float32 value is too large for bfloat16, and a logit for the
+    head's dtype).
     """
-    ids_T = torch.as_tensor(input_ids, dtype=torch.int32)
+    ids_T = token_ids(row_id, input_ids)
     T, shape = ids_T.shape[0], (len(aux_layers), hidden_size)
     if tuple(aux_TAH.shape) != (T, *shape) or tuple(last_TH.shape) != (T, hidden_size):
         raise ValueError(
             f"row {row_id!r} has {T} tokens, aux states {tuple(aux_TAH.shape)} and last states "
             f"{tuple(last_TH.shape)}; expected {(T, *shape)} and {(T, hidden_size)}"
         )
+    if odd := [states.dtype for states in (aux_TAH, last_TH) if states.dtype not in STATE_DTYPES]:
+        raise ValueError(f"row {row_id!r} has states of {odd[0]}; floats of 16 bits or more are expected")
     try:
         slots_M = teacher_slots(spans_to_mask(loss_spans, T))
     except ValueError as error:
@@ -71,10 +77,24 @@ def encode_row(
     last_MH = last_TH[slots_M.to(last_TH.device)]
     if codec.top:
         block |= encode_top(last_MH, head_VH, codec.top)
+        require_finite_teacher(row_id, block["top_log_p"], block["tail_log_p"], head_VH.dtype)
     else:
         block |= encode_states(codec.teacher, "last", last_MH)
     # copy: a slice that is kept would keep the whole batch it was cut from
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in block.items()}
+
+
+def token_ids(row_id: str, input_ids) -> torch.Tensor:
+    """Token ids as stored, int32 [T]. Raises ValueError naming the row for anything that would be stored as others."""
+    ids_T = torch.as_tensor(input_ids)
+    if ids_T.dim() != 1 or (ids_T.numel() and ids_T.dtype not in ID_DTYPES):
+        raise ValueError(
+            f"row {row_id!r}: token ids are whole numbers in one dimension, not {ids_T.dtype} of shape "
+            f"{tuple(ids_T.shape)}"
+        )
+    if ids_T.numel() and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < 1 << 31:
+        raise ValueError(f"row {row_id!r}: token ids from {int(ids_T.min())} to {int(ids_T.max())} are none of a model")
+    return ids_T.to(torch.int32)
 
 
 def decode_row(codec: Codec, entry: dict, block: dict[str, torch.Tensor]) -> FeatureRow:

@@ -11,30 +11,23 @@ Neither names its target or its layers: the writer's fingerprint and aux_layers 
 """
 
 import gzip
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from eagle3lab.features.dataset_folder import token_dataset
 from eagle3lab.features.encode import FeatureRow
-from eagle3lab.features.slots import spans_to_mask
+from eagle3lab.features.foreign_read import ForeignError, ForeignRow, read_specforge, read_speculators
+from eagle3lab.features.layout import FeatureStoreError
 from eagle3lab.features.store import FeatureWriter
 from eagle3lab.workbench.files import atomic_folder, atomic_path
 
-SPECFORGE_KEYS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
 NORM_TOLERANCE = 0.1  # rounding of a teacher in fp8 stays below it; another model's norm does not
-LEFT_PADDING = 4  # that many equal untrained tokens at the start are taken for padding on the left
-
-
-class ForeignError(ValueError):
-    """A dump cannot be read or written; the message names the file or row, and what is wrong with it."""
 
 
 @dataclass
@@ -52,23 +45,18 @@ class ImportSummary:
         return Counter(row["reason"] for row in self.fallen)
 
 
-class _Row(NamedTuple):
-    input_ids_T: torch.Tensor
-    loss_mask_T: torch.Tensor  # bool
-    aux_TAH: torch.Tensor
-    last_TH: torch.Tensor  # post-norm
-
-
 def import_specforge(folder: str | Path, writer: FeatureWriter) -> ImportSummary:
     """Adds every .ckpt and .ckpt.gz below `folder` to the writer; a row's id is its path without the ending.
 
     Files are unpickled with weights_only. What stands behind the last trained token is cut: nothing that is trained
     sees it, and padding stands there. A file that cannot be used falls, with its reason; ForeignError when none can.
+    Padding on the left is told by its length alone: one to three such tokens are kept, as context.
     """
     folder = Path(folder)
     files = sorted(path for path in folder.rglob("*") if path.name.endswith((".ckpt", ".ckpt.gz")))
     named = ((re.sub(r"\.ckpt(\.gz)?$", "", str(path.relative_to(folder))), path) for path in files)
-    return _import(folder, named, lambda _, path: _read_specforge(path, writer), writer)
+    A, H = len(writer.manifest["aux_layers"]), writer.manifest["hidden_size"]
+    return _import(folder, named, lambda _, path: read_specforge(path, A, H), writer)
 
 
 def import_speculators(
@@ -81,14 +69,18 @@ def import_speculators(
     """Adds every hs_<i>.safetensors of `folder` to the writer, under the id "hs_<i>".
 
     norm_H, norm_eps: the target's final RMSNorm, applied to the last state. loss_spans_of(i, token_ids): what row i
-    trains; the dump does not say. Otherwise as `import_specforge`.
+    trains; the dump does not say, and a ValueError lets the row fall. Otherwise as `import_specforge`.
+    Raises ForeignError for a norm of another size.
     """
-    folder = Path(folder)
+    folder, A, H = Path(folder), len(writer.manifest["aux_layers"]), writer.manifest["hidden_size"]
+    if tuple(norm_H.shape) != (H,) or not bool(norm_H.isfinite().all()):
+        raise ForeignError(f"norm_H of shape {tuple(norm_H.shape)} is not the final norm of a target with {H} channels")
     numbered = ((re.fullmatch(r"hs_(\d+)\.safetensors", path.name), path) for path in folder.glob("hs_*.safetensors"))
     files = sorted((int(match[1]), path) for match, path in numbered if match)
 
     def read(row_id, path):
-        return _read_speculators(int(row_id[3:]), path, writer, norm_H, norm_eps, loss_spans_of)
+        number = int(row_id.removeprefix("hs_"))
+        return read_speculators(path, A, norm_H, norm_eps, lambda ids: loss_spans_of(number, ids))
 
     return _import(folder, ((f"hs_{number}", path) for number, path in files), read, writer)
 
@@ -155,12 +147,6 @@ def export_speculators(rows: Iterable[FeatureRow], folder: str | Path, norm_H: t
     return count
 
 
-def rms_norm(state_TH: torch.Tensor, norm_H: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm in float32, as Llama and its kin end with."""
-    state_TH = state_TH.float()
-    return state_TH * torch.rsqrt(state_TH.square().mean(-1, keepdim=True) + eps) * norm_H.float()
-
-
 def _last_states(row: FeatureRow, framework: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The teacher's states [T, H], zeros where none is stored, and where one is, bool [T]."""
     if row.last_MH is None:
@@ -189,30 +175,46 @@ def _before_norm(row_id: str, last_TH: torch.Tensor, stored_T: torch.Tensor, nor
     return before_TH
 
 
-def _import(folder: Path, named: Iterable[tuple[str, Path]], read, writer: FeatureWriter) -> ImportSummary:
-    summary, files = ImportSummary(), 0
+def _import(
+    folder: Path,
+    named: Iterable[tuple[str, Path]],
+    read: Callable[[str, Path], ForeignRow],
+    writer: FeatureWriter,
+) -> ImportSummary:
+    summary, stored, taken, files = ImportSummary(), frozenset(writer.done_ids), {}, 0
     for row_id, path in named:
         files += 1
-        if row_id in writer.done_ids:
+        if row_id in stored:
             summary.skipped += 1
-            continue
-        try:
-            row = read(row_id, path)
-            spans = list(mask_to_spans(row.loss_mask_T))
-            if not spans:
-                raise ForeignError("nothing is trained: the loss mask is all zero")
-            end = spans[-1][1]
-            writer.add(row_id, row.input_ids_T[:end], spans, row.aux_TAH[:end], row.last_TH[:end])
-        except ValueError as error:  # ForeignError, and what the writer refuses
-            summary.fallen.append({"id": row_id, "file": str(path), "reason": str(error)})
-            continue
-        summary.rows, summary.tokens = summary.rows + 1, summary.tokens + end
-        summary.cut_tokens += row.input_ids_T.shape[0] - end
+        elif row_id in taken:
+            twice = f"{taken[row_id].name} has the same id: it stands twice in this dump"
+            summary.fallen.append({"id": row_id, "file": str(path), "reason": twice})
+        elif _take(row_id, path, read, writer, summary):
+            taken[row_id] = path
     if not files:
         raise ForeignError(f"{folder} holds no files of this layout")
     if not summary.rows and not summary.skipped:
         raise ForeignError(f"{folder}: none of {files} files can be used; the first: {summary.fallen[0]['reason']}")
     return summary
+
+
+def _take(row_id: str, path: Path, read, writer: FeatureWriter, summary: ImportSummary) -> bool:
+    """Adds one file's row to the store (True), or to those that fell."""
+    try:
+        row = read(row_id, path)
+        spans = list(mask_to_spans(row.loss_mask_T))
+        if not spans:
+            raise ForeignError("nothing is trained: the loss mask is all zero")
+        end = spans[-1][1]
+        writer.add(row_id, row.input_ids_T[:end], spans, row.aux_TAH[:end], row.last_TH[:end])
+    except FeatureStoreError:  # the store's trouble, such as a full disk, not this file's
+        raise
+    except ValueError as error:  # ForeignError, and what the writer refuses
+        summary.fallen.append({"id": row_id, "file": str(path), "reason": str(error)})
+        return False
+    summary.rows, summary.tokens = summary.rows + 1, summary.tokens + end
+    summary.cut_tokens += row.input_ids_T.shape[0] - end
+    return True
 
 
 def mask_to_spans(mask_T: torch.Tensor) -> Iterator[list[int]]:
@@ -221,47 +223,3 @@ def mask_to_spans(mask_T: torch.Tensor) -> Iterator[list[int]]:
         torch.diff(mask_T.int(), prepend=torch.zeros(1).int(), append=torch.zeros(1).int()).nonzero().flatten().tolist()
     )
     return ([start, end] for start, end in zip(edges[::2], edges[1::2], strict=True))
-
-
-def _read_specforge(path: Path, writer: FeatureWriter) -> _Row:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        tensors = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in many ways, and each is this file's own
-        raise ForeignError(f"not a file of tensors ({type(error).__name__}: {str(error).splitlines()[0]})") from error
-    missing = [key for key in SPECFORGE_KEYS if not (isinstance(tensors, dict) and torch.is_tensor(tensors.get(key)))]
-    if missing:
-        raise ForeignError(f"no tensor {', '.join(missing)}: is this a SpecForge dump for EAGLE-3?")
-    ids_T, mask_T = tensors["input_ids"].flatten(), tensors["loss_mask"].flatten().bool()
-    T, A, H = ids_T.shape[0], len(writer.manifest["aux_layers"]), writer.manifest["hidden_size"]
-    wanted = {"loss_mask": T, "hidden_state": T * H, "aux_hidden_state": T * A * H}
-    for key, size in wanted.items():
-        if tensors[key].numel() != size:
-            raise ForeignError(
-                f"{key} has shape {tuple(tensors[key].shape)}, which is not {T} tokens of a store with {A} aux layers "
-                f"and hidden size {H}"
-            )
-    if T >= LEFT_PADDING and bool((ids_T[:LEFT_PADDING] == ids_T[0]).all()) and not bool(mask_T[:LEFT_PADDING].any()):
-        raise ForeignError(f"it starts with {LEFT_PADDING} times token {int(ids_T[0])}: padded on the left?")
-    return _Row(ids_T, mask_T, tensors["aux_hidden_state"].view(T, A, H), tensors["hidden_state"].view(T, H))
-
-
-def _read_speculators(number: int, path: Path, writer: FeatureWriter, norm_H, norm_eps, loss_spans_of) -> _Row:
-    try:
-        tensors = load_file(path)
-    except Exception as error:
-        raise ForeignError(f"not a safetensors file ({type(error).__name__}: {error})") from error
-    missing = [key for key in ("token_ids", "hidden_states") if key not in tensors]
-    if missing:
-        raise ForeignError(f"no tensor {', '.join(missing)}: is this a speculators dump?")
-    ids_T, states_TLH = tensors["token_ids"].flatten(), tensors["hidden_states"]
-    T, L, H = ids_T.shape[0], len(writer.manifest["aux_layers"]) + 1, writer.manifest["hidden_size"]
-    if tuple(states_TLH.shape) != (T, L, H):
-        raise ForeignError(f"hidden_states has shape {tuple(states_TLH.shape)}, expected {(T, L, H)}")
-    scales = tensors.get("hidden_states_scales")
-    if (states_TLH.dtype == torch.float8_e4m3fn) != (scales is not None):
-        raise ForeignError(f"hidden_states are {states_TLH.dtype}, with{'' if scales is not None else 'out'} scales")
-    if scales is not None:
-        states_TLH = states_TLH.float() * scales.view(T, 1, 1)
-    mask_T = spans_to_mask(loss_spans_of(number, ids_T.tolist()), T)
-    return _Row(ids_T, mask_T, states_TLH[:, :-1], rms_norm(states_TLH[:, -1], norm_H, norm_eps))

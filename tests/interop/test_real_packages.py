@@ -19,7 +19,8 @@ from benchmarks.specforge import install
 from eagle3lab.draft.checkpoint import export_draft
 from eagle3lab.draft.foreign import import_draft
 from eagle3lab.features.encode import FeatureRow
-from eagle3lab.features.foreign import export_specforge, export_speculators, import_speculators, rms_norm
+from eagle3lab.features.foreign import export_specforge, export_speculators, import_speculators
+from eagle3lab.features.foreign_read import rms_norm
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.draft.samples import A, H, L, V, make_draft, make_row
 

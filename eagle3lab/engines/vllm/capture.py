@@ -20,7 +20,7 @@ from eagle3lab.engines.servers.bounded import bounded
 from eagle3lab.engines.servers.errors import BadAnswer, ServerFault
 from eagle3lab.engines.servers.threads import iterate_in_thread
 from eagle3lab.engines.vllm.client import VllmClient
-from eagle3lab.features.foreign import rms_norm
+from eagle3lab.features.foreign_read import rms_norm
 from eagle3lab.workbench.files import read_json
 
 POLL_S = 0.01
