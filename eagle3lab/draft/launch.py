@@ -15,12 +15,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from eagle3lab.draft.alone import alone
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.train_job import LAUNCHER, STREAM, TrainJob
 from eagle3lab.workbench.files import read_json
 
-LOG, CONFIG = "processes.log", "job.json"
+LOG, CONFIG, LOCK = "processes.log", "job.json", ".launch.lock"
 POLL = 0.1  # seconds between two looks at the stream
 PATIENCE = 10.0  # seconds the processes get to end by themselves
 
@@ -44,13 +45,27 @@ def train(job: TrainJob, trainer: Trainer, processes: int = 1) -> Iterator[dict]
 def launch(job: TrainJob, processes: int) -> Iterator[dict]:
     """Starts the job in `processes` processes and yields its metric rows as they come.
 
-    Raises TrainingDiverged when the job did, JobFailed when its processes ended otherwise than they should.
+    Raises TrainingDiverged when the job did, JobFailed when its processes ended otherwise than they should, and
+    RuntimeError, before anything in the folder is touched, when a launched training runs there.
     """
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / STREAM, folder / LOG, *folder.glob("failure-*.json")):
-        old.unlink(missing_ok=True)
-    job.save(folder / CONFIG)
+    # the training's own lock is its first process's, which is not there yet when the files below are made anew
+    with alone(folder, LOCK):
+        for old in (folder / STREAM, folder / LOG, *folder.glob("failure-*.json")):
+            old.unlink(missing_ok=True)
+        job.save(folder / CONFIG)
+        process = _start(job, folder, processes)
+        try:
+            yield from _follow(folder / STREAM, process)
+        finally:
+            end_all(process)
+        if process.returncode:
+            _raise_failure(folder, process.returncode)
+
+
+def _start(job: TrainJob, folder: Path, processes: int) -> subprocess.Popen:
+    """torch.distributed.run with the job in `folder`, its output going to the log there."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         f"--nproc-per-node={processes}", "-m", "eagle3lab.draft.train_job", str(folder / CONFIG),
@@ -60,15 +75,9 @@ def launch(job: TrainJob, processes: int) -> Iterator[dict]:
     if sys.platform == "linux" and job.device == "cpu":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes talk on this machine only
     with open(folder / LOG, "wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
-    try:
-        yield from _follow(folder / STREAM, process)
-    finally:
-        end_all(process)
-    if process.returncode:
-        _raise_failure(folder, process.returncode)
 
 
 def _follow(path: Path, process: subprocess.Popen) -> Iterator[dict]:

@@ -32,9 +32,13 @@ def tracked(rows: Iterable[dict], tracker: Tracker | None) -> Iterator[dict]:
         yield from rows
         return
     with closing(tracker):
-        for row in rows:
-            tracker.log(scalars(row), row["step"])
-            yield row
+        try:
+            for row in rows:
+                tracker.log(scalars(row), row["step"])
+                yield row
+        finally:  # a tracker's error must not leave the training's processes at work
+            if close := getattr(rows, "close", None):
+                close()
 
 
 def scalars(row: dict) -> dict[str, float]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from eagle3lab.draft import state
+from eagle3lab.draft.alone import alone
 from eagle3lab.draft.batch import TTTBatch, make_batch
 from eagle3lab.draft.decode import simulated_commits
 from eagle3lab.draft.diverged import stop_diverged
@@ -23,7 +24,6 @@ from eagle3lab.draft.recipe import Recipe, schedule
 from eagle3lab.draft.sharded import ShardedStep
 from eagle3lab.draft.step import OptimizerStep
 from eagle3lab.draft.team import ALONE, Team
-from eagle3lab.features import lock
 from eagle3lab.features.stream import read_ahead
 
 AHEAD = 1  # optimizer steps whose rows are read while one is trained
@@ -114,7 +114,7 @@ class Trainer:
 
         Every `evaluate_every` steps and at the end a greedy chain of `num_steps` drafts (default: ttt_steps) is run
         along the held-out rows: heldout_accept_length, best_accept_length (weights kept for `load_best`).
-        The newest `keep` checkpoints stay. Raises TrainingDiverged, and RuntimeError when another process trains here.
+        The newest `keep` checkpoints stay. Raises TrainingDiverged, and RuntimeError when another training runs here.
         """
         if self.step == self.total_steps:
             return
@@ -228,14 +228,10 @@ class Trainer:
 
     @contextmanager
     def _alone_here(self):
-        """Two trainings in one folder would overwrite each other's checkpoints."""
-        path = self.folder / ".lock"
-        if self.team.leads:
-            if not lock.take(path):
-                raise RuntimeError(f"another process trains in {self.folder}: wait for it, or end it")
-            state.clear_leftovers(self.folder)
-        try:
+        """One process of the team holds the folder for all of them."""
+        if not self.team.leads:
             yield
-        finally:
-            if self.team.leads:
-                lock.release(path)
+            return
+        with alone(self.folder, ".lock"):
+            state.clear_leftovers(self.folder)
+            yield

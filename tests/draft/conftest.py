@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.draft.jobs import make_job
 from tests.draft.samples import H, V, make_draft, make_row
 
 
@@ -25,3 +26,9 @@ def rows():
 @pytest.fixture
 def head():
     return torch.randn(V, H, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A tiny training job, see jobs.py."""
+    return make_job(tmp_path_factory.mktemp("job"))

@@ -81,6 +81,22 @@ def test_a_tracker_is_closed_when_the_training_fails(calls, tmp_path):
     assert calls[-1] == ("finish",)
 
 
+def test_the_training_is_ended_when_its_tracker_fails(calls, tmp_path, monkeypatch):
+    ended = []
+
+    def training():
+        try:
+            yield from ROWS
+        finally:
+            ended.append(True)
+
+    tracker = open_tracker("wandb", tmp_path, "run-1", {})
+    monkeypatch.setattr(sys.modules["wandb"], "log", lambda values, step: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as kept:  # as a notebook keeps it: frames and what they hold live on
+        list(tracked(training(), tracker))
+    assert ended and kept
+
+
 def test_no_tracker_is_fine(tmp_path):
     assert open_tracker(None, tmp_path, "run-1", {}) is None
     assert list(tracked(ROWS, None)) == ROWS
