@@ -11,6 +11,7 @@ import torch
 from eagle3lab.draft.batch import MASKS
 from eagle3lab.draft.muon import Float32Muon
 from eagle3lab.features.precision import resolve_dtype
+from eagle3lab.workbench.ranges import outside
 
 LK_FORMS = ("linear", "log")
 LONG_ROWS = ("windows", "drop")
@@ -63,25 +64,15 @@ class Recipe:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         object.__setattr__(self, "compute_dtype", resolve_dtype(self.compute_dtype, name="compute_dtype"))
-        for name in ("ttt_steps", "epochs", "batch_tokens", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}, at least 1 is needed")
-        if self.step_decay <= 0:
-            raise ValueError(f"step_decay={self.step_decay} must be more than 0")
-        if not 0 <= self.lk_weight <= 1:
-            raise ValueError(f"lk_weight={self.lk_weight} is not in 0..1")
-        if self.step_weights is not None:
-            if len(self.step_weights) != self.ttt_steps or min(self.step_weights) <= 0:
-                raise ValueError(
-                    f"step_weights={list(self.step_weights)} must be {self.ttt_steps} weights (ttt_steps), each above 0"
-                )
+        if broken := outside(vars(self)):
+            raise ValueError("; ".join(broken))
+        if self.step_weights is not None and len(self.step_weights) != self.ttt_steps:
+            raise ValueError(f"step_weights={list(self.step_weights)} must be {self.ttt_steps} weights (ttt_steps)")
         if self.max_length is not None and self.max_length < self.ttt_steps + 2:
             raise ValueError(
                 f"max_length={self.max_length} is too short: a slot and its {self.ttt_steps} TTT steps need "
                 f"{self.ttt_steps + 2} tokens"
             )
-        if self.explode_factor is not None and self.explode_factor <= 1:
-            raise ValueError(f"explode_factor={self.explode_factor} must be more than 1, or None")
 
     @classmethod
     def of(cls, parameters) -> "Recipe":

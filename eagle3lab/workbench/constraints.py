@@ -12,6 +12,7 @@ from typing import Any
 
 from .estimates import CODECS, is_codec
 from .known_sets import KNOWN_SETS, SET_OPTIONS, names_a_set, options_fit
+from .ranges import RANGES
 from .server_commands import OWN_FLAGS, names_no_own_flag
 
 
@@ -52,20 +53,17 @@ VARIED = (
 )  # fmt: skip
 """What a scaling study can train: subsets, numbers of the recipe, numbers of the drafter's sizes."""
 
+RATES = ("lr", "head_lr")  # a recipe may have any above 0; in a notebook one of 1 or more is a slip of the pen
+
 RULES: tuple[Rule, ...] = (
     *(
         _at_least(name, 1)
         for name in (
-            "num_steps",
             "topk",
             "num_draft_tokens",
-            "ttt_steps",
             "max_tokens",
             "batch_size",
-            "batch_tokens",
-            "epochs",
             "max_prompt_tokens",
-            "max_length",
             "concurrency",
             "long_concurrency",
             "long_max_tokens",
@@ -82,9 +80,6 @@ RULES: tuple[Rule, ...] = (
             "draft_vocab_size",
             "shard_tokens",
             "limit_train",
-            "checkpoint_every",
-            "log_every",
-            "evaluate_every",
         )
     ),
     *(
@@ -94,13 +89,13 @@ RULES: tuple[Rule, ...] = (
             "temperature",
             "grid_temperatures",
             "limit_heldout",
-            "heldout_rows",
             "warmup_steps",
             "min_chars",
         )
     ),
     Rule(("codec",), is_codec, f"is none of {CODECS}"),
-    Rule(("lr",), lambda lr: 0 < lr < 1, "must lie between 0 and 1"),
+    *(Rule((name,), limits.holds, limits.message) for name, limits in RANGES.items() if name not in RATES),
+    *(Rule((name,), lambda lr: 0 < lr < 1, "must lie between 0 and 1") for name in RATES),
     Rule(("warmup_ratio",), lambda ratio: 0 <= ratio < 1, "must lie in [0, 1)"),
     Rule(("heldout_share",), lambda share: 0 < share < 1, "must lie between 0 and 1"),
     Rule(("min_chars", "max_chars"), lambda low, high: low < high, "the first must be smaller than the second"),
@@ -128,6 +123,12 @@ RULES: tuple[Rule, ...] = (
         ("vary", "amounts"),
         lambda vary, amounts: vary != "rows" or all(float(amount).is_integer() for amount in amounts),
         "rows are whole numbers",
+        whole=True,
+    ),
+    Rule(
+        ("vary", "amounts"),
+        lambda vary, amounts: vary not in RANGES or all(RANGES[vary].holds(amount) for amount in amounts),
+        "an amount is outside what the varied number may be",
         whole=True,
     ),
     Rule(

@@ -3,22 +3,16 @@
 import dataclasses
 import json
 import threading
-from dataclasses import fields
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
 
-from eagle3lab.draft.config import FREE, DraftConfig, chosen_sizes
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.state import StateError
 from eagle3lab.draft.train import Trainer
-from eagle3lab.workbench.params import read_parameters
 from tests.draft.samples import V, make_draft, make_row
 
 RECIPE = Recipe(ttt_steps=3, epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
@@ -202,53 +196,6 @@ def test_every_row_is_trained_once_an_epoch():
     assert plan == training_plan(dict(reversed(lengths.items())), 128, 3, 2, seed=4)
     for batch in micro_batches(lengths, 128, 0):
         assert len(batch) * max(lengths[i] for i in batch) <= 128
-
-
-BAD = [
-    {"ttt_steps": 0},
-    {"optimizer": "sgd"},
-    {"loss_mask_kind": "none"},
-    {"lk_weight": 1.5},
-    {"lk_form": "square"},
-    {"long_rows": "cut"},
-    {"compute_dtype": "float16"},
-    {"step_decay": 0.0},
-    {"step_weights": [1.0, 0.5]},
-    {"step_weights": [1.0, 0.5, 0.0]},
-    {"max_length": 4},
-    {"explode_factor": 1.0},
-]
-
-
-@pytest.mark.parametrize("change", BAD, ids=str)
-def test_bad_recipes_are_refused_by_name(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        Recipe(**change)
-
-
-def test_a_recipe_is_made_of_the_parameters_that_exist():
-    recipe = Recipe.of(SimpleNamespace(lr=1e-3, step_weights=[3, 2, 1], seed=4, profile="demo"))
-    assert recipe == Recipe(lr=1e-3, step_weights=(3, 2, 1), seed=4)
-    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
-    assert recipe.weights_K().tolist() == [3, 2, 1]
-    assert Recipe(step_decay=0.5).weights_K().tolist() == [1, 0.5, 0.25]
-
-
-def test_the_notebook_has_every_knob_with_the_default_of_the_recipe():
-    told = read_parameters(Path(__file__).parents[2] / "notebooks" / "04_training.ipynb")
-    defaults = SimpleNamespace(**{param.name: param.default for param in told})
-    assert {field.name for field in fields(Recipe)} <= vars(defaults).keys()
-    assert Recipe.of(defaults) == Recipe()
-    given = chosen_sizes(defaults)
-    assert given == {"fc_norm": True, "norm_output": True}
-    sizes_of_target = AutoConfig.for_model("llama")
-    assert DraftConfig.for_target(sizes_of_target, (2, 16, 29), 100, **given) == DraftConfig.for_target(
-        sizes_of_target, (2, 16, 29), 100
-    )
-    sizes = {f"draft_{name}" for name in FREE if name.startswith(("hidden", "intermediate", "num", "head"))}
-    assert len(sizes) == 5 and sizes <= vars(defaults).keys()
-    chosen = chosen_sizes(SimpleNamespace(draft_head_dim=16, draft_hidden_size=None, fc_norm=True, norm_output=False))
-    assert chosen == {"head_dim": 16, "fc_norm": True, "norm_output": False}
 
 
 def test_vocabulary_size_is_that_of_the_fixture():

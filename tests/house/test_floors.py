@@ -14,8 +14,8 @@ BELOW = {
     "engines": {"workbench", "data", "features", "draft"},
     "analysis": {"workbench", "data", "features", "draft", "engines"},
 }
-# of the workbench, the other rooms know how to write files, and nothing of runs
-OPEN_TO_ALL = {f"{PACKAGE}.workbench.files"}
+# of the workbench, the other rooms know how to write files and what a number may be, and nothing of runs
+OPEN_TO_ALL = {f"{PACKAGE}.workbench.files", f"{PACKAGE}.workbench.ranges"}
 
 
 def test_the_rooms_are_the_ones_of_the_plan():
