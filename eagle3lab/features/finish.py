@@ -19,6 +19,7 @@ from eagle3lab.features.layout import (
     read_parts,
     shard_is_whole,
     sizes,
+    told_when_full,
     write_index,
 )
 from eagle3lab.workbench.files import write_json_atomic
@@ -73,7 +74,8 @@ def finish_store(folder: str | Path, expected_ids: Iterable[str] | None = None) 
         "duplicates": duplicates,
         "shards": shards,
     }
-    write_json_atomic(folder / STORE, store)
+    with told_when_full(folder):
+        write_json_atomic(folder / STORE, store)
     return store
 
 

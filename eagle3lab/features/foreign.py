@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from eagle3lab.features.dataset_folder import token_dataset
 from eagle3lab.features.encode import FeatureRow
 from eagle3lab.features.foreign_read import ForeignError, ForeignRow, read_specforge, read_speculators
-from eagle3lab.features.layout import FeatureStoreError
+from eagle3lab.features.layout import FeatureStoreError, told_when_full
 from eagle3lab.features.store import FeatureWriter
 from eagle3lab.workbench.files import atomic_folder, atomic_path
 
@@ -103,7 +103,11 @@ def export_specforge(rows: Iterable[FeatureRow], folder: str | Path, compress: b
         path = Path(folder) / f"{row.id}.ckpt{'.gz' * compress}"
         if not path.resolve().is_relative_to(Path(folder).resolve()):
             raise ForeignError(f"row id {row.id!r} leads out of {folder}")
-        with atomic_path(path) as temporary, (gzip.open if compress else open)(temporary, "wb") as file:
+        with (
+            told_when_full(Path(folder)),
+            atomic_path(path) as temporary,
+            (gzip.open if compress else open)(temporary, "wb") as file,
+        ):
             torch.save(tensors, file)
         count += 1
     return count
@@ -129,7 +133,7 @@ def export_speculators(rows: Iterable[FeatureRow], folder: str | Path, norm_H: t
     norm_H = norm_H.detach().float().cpu()
     if bad := int((~norm_H.isfinite() | (norm_H.abs() < torch.finfo(norm_H.dtype).tiny)).sum()):
         raise ForeignError(f"{bad} weights of the final norm are zero or not finite: states cannot be divided by it")
-    with atomic_folder(folder) as part:
+    with told_when_full(folder), atomic_folder(folder) as part:
         (part / "hidden_states").mkdir()
         with token_dataset(part) as dataset:
             for row in rows:

@@ -5,26 +5,37 @@
     index-<part>.jsonl           per row: id, split, set, shard, offset, n, last_offset, n_last, loss_spans, crc32
     shard-<part>-00000.safetensors  the tensors of codec.py; rows end to end
 
+The JSON of a part has, of every shard, its sizes and the CRC-32 of its header and of its lines in the index; these
+lines have the CRC-32 of each row's tensors: no byte of a shard or an index goes unchecked.
+
 Beside the folder, <its name>-quarantine/ holds damaged shards that were moved aside.
 
 A shard counts when its part's JSON lists it and the index holds all its rows. That JSON is replaced last, so whatever a
 killed writer left besides is not part of the store.
 """
 
+import errno
 import json
 import re
+import shutil
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from eagle3lab.features.index import Index
+from eagle3lab.features.index import NUMBERS, Index
 from eagle3lab.workbench.files import atomic_path, read_json
 
 FORMAT = 2
 STORE = "store.json"
 PLAN = "live.json"  # in the place of a store: rows that are captured when they are read, see live.py
+LINE = ("id", "split", "set", *NUMBERS, "shard", "loss_spans")  # of the index, in this order
 SIZES = ("rows", "tokens", "teacher_slots", "bytes")
 IDENTITY = ("format", "codec", "vocab_size", "aux_layers", "hidden_size")  # and every field of the fingerprint
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk is called
 
 
 class FeatureStoreError(ValueError):
@@ -33,6 +44,21 @@ class FeatureStoreError(ValueError):
 
 class DiskFullError(FeatureStoreError):
     """There is no room for what has to be written."""
+
+
+@contextmanager
+def told_when_full(folder: Path) -> Iterator[None]:
+    """Raises DiskFullError in the place of what the file system says when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+        raise DiskFullError(
+            f"the disk of {folder} is full ({free / 1e6:.1f} MB free). What was stored before is whole; make room and "
+            "run it again, it goes on from here"
+        ) from error
 
 
 def check_part_name(part: str) -> None:
@@ -85,16 +111,18 @@ def read_manifest(path: Path) -> dict:
 
 
 def read_index(folder: Path, part: str, shards: Iterable[dict]) -> tuple[Index, list[str]]:
-    """The index of the listed shards of one part, in stored order, and the names of shards that lack rows in it.
+    """The index of the listed shards of one part, in stored order, and the names of shards whose lines are not all
+    there as they were written: their rows are not in it.
 
     A partial last line is passed over: its writer is at work, or was killed before it could list the shard.
     """
-    listed = {entry["name"]: entry["rows"] for entry in shards}
-    index, found = Index(), Counter()
-    for row in _lines(index_path(folder, part)):
+    listed = {entry["name"]: (entry["rows"], entry.get("index_crc32")) for entry in shards}
+    index, found, crc32 = Index(), Counter(), Counter()
+    for line, row in _lines(index_path(folder, part)):
         if row["shard"] in listed:
             found[row["shard"]] += index.add(row)
-    lacking = [name for name, count in listed.items() if found[name] != count]
+            crc32[row["shard"]] = zlib.crc32(line, crc32[row["shard"]])
+    lacking = [name for name, (count, crc) in listed.items() if found[name] != count or crc not in (None, crc32[name])]
     if lacking:
         index = Index(row for row in index.rows() if row["shard"] not in lacking)
     return index, lacking
@@ -107,22 +135,38 @@ def write_index(folder: Path, part: str, rows: Iterable[dict]) -> None:
 
 
 def index_line(row: dict) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    """The same text for the same row, whoever writes it: the index of a part may be written anew."""
+    return json.dumps({name: row[name] for name in LINE}, ensure_ascii=False) + "\n"
 
 
-def _lines(path: Path) -> Iterator[dict]:
+def _lines(path: Path) -> Iterator[tuple[bytes, dict]]:
+    """The lines of an index and what they say. One that is damaged is passed over: its shard lacks a row then."""
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for line in file:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise FeatureStoreError(
-                    f"{path}, line {number}: not JSON ({error}); remove the folder and extract again"
-                ) from error
+                row = json.loads(line)
+                row = {name: row[name] for name in LINE}
+            except (ValueError, KeyError, TypeError):
+                continue
+            if _is_line(row):
+                yield line, row
+
+
+def _is_line(row: dict) -> bool:
+    spans = row["loss_spans"]
+    return (
+        all(isinstance(row[name], str) for name in ("id", "split", "set", "shard"))
+        and isinstance(spans, list)
+        and all(isinstance(span, list) and len(span) == 2 for span in spans)
+        and all(
+            type(number) is int and 0 <= number < 1 << 62
+            for number in (*(row[name] for name in NUMBERS), *(edge for span in spans for edge in span))
+        )
+    )
 
 
 def shard_is_whole(folder: Path, entry: dict) -> bool:

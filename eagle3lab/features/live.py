@@ -22,7 +22,7 @@ import torch
 
 from eagle3lab.features.codec import Codec
 from eagle3lab.features.encode import decode_row, encode_row
-from eagle3lab.features.layout import PLAN, as_stored
+from eagle3lab.features.layout import PLAN, FeatureStoreError, as_stored
 from eagle3lab.features.reader import FeatureRow
 from eagle3lab.features.slots import spans_to_mask, teacher_slots
 from eagle3lab.workbench.files import atomic_folder, read_json, read_jsonl, write_json_atomic
@@ -119,10 +119,14 @@ def write_plan(
     """Writes what a training without a store goes by, whole or not at all; returns what live.json says.
 
     dtype: of the target when it is captured. `bytes` are those of the rows' tokens: there is nothing else on disk.
-    Raises ValueError for an unknown codec and for bad spans, with the row.
+    Raises ValueError for an unknown codec and for bad spans, with the row; FeatureStoreError for a folder that holds
+    anything but an older plan, such as a store, which would be replaced.
     """
+    folder = Path(folder)
+    if other := sorted({path.name for path in folder.glob("*")} - {PLAN, ROWS}):
+        raise FeatureStoreError(f"{folder} holds {other[0]}, no plan: use another folder, or remove this one")
     counts, name = {"rows": 0, "tokens": 0, "teacher_slots": 0, "bytes": 0}, Codec.of(codec).name
-    with atomic_folder(Path(folder)) as part:
+    with atomic_folder(folder) as part:
         with open(part / ROWS, "w", encoding="utf-8") as file:
             for row in rows:
                 line = json.dumps({key: row[key] for key in ("id", "input_ids", "loss_spans", "split", "set")}) + "\n"

@@ -42,7 +42,7 @@ class FeatureStore:
         if expect_fingerprint is not None:
             check_fingerprint(self.folder, self.fingerprint, expect_fingerprint)
         self.aux_layers, self.hidden_size = self.info["aux_layers"], self.info["hidden_size"]
-        self._part_of = {entry["name"]: entry["part"] for entry in self.info["shards"]}
+        self._shards = {entry["name"]: entry for entry in self.info["shards"]}
         self._index, _ = checked_index(self.folder, self.info["shards"])
         self.ids = list(self._index)
         self._open: OrderedDict[str, ShardFile] = OrderedDict()
@@ -83,13 +83,13 @@ class FeatureStore:
         except (EOFError, FileNotFoundError, KeyError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
         if why:
-            raise quarantine(self.folder, self._part_of[name], {name: why})
+            raise quarantine(self.folder, self._shards[name]["part"], {name: why})
         return stored
 
     def _shard(self, name: str) -> ShardFile:
         with self._lock:
             if name not in self._open:
-                self._open[name] = ShardFile(self.folder / name)
+                self._open[name] = ShardFile(self.folder / name, self._shards[name].get("header_crc32"))
             self._open.move_to_end(name)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)  # closed when the last thread that reads from it lets go

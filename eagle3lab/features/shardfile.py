@@ -59,15 +59,50 @@ def write_blocks(path: Path, blocks: list[dict[str, torch.Tensor]]) -> None:
                 file.write(tensor_bytes(block[name]))
 
 
-class ShardFile:
-    """An open shard. `read` may be called from several threads."""
+def header_checksum(path: Path) -> int:
+    """CRC-32 of a shard's header: names, dtypes, shapes and places of its tensors."""
+    with open(path, "rb") as file:
+        return zlib.crc32(_header_bytes(file.fileno()))
 
-    def __init__(self, path: Path):
+
+def _header_bytes(fd: int) -> bytes:
+    """The header of a safetensors file. Raises ValueError when the file is too short for it."""
+    length, size = int.from_bytes(os.pread(fd, 8, 0), "little"), os.fstat(fd).st_size
+    if not 0 < length <= size - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    return os.pread(fd, length, 8)
+
+
+def _checked_header(header: bytes, data_bytes: int) -> dict[str, dict]:
+    """Name -> dtype, shape and data_offsets of each tensor. Raises ValueError for what cannot be."""
+    try:
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        for name, entry in entries.items():
+            start, end = entry["data_offsets"]
+            size = prod(entry["shape"]) * DTYPES[entry["dtype"]].itemsize
+            whole = all(type(number) is int and number >= 0 for number in (*entry["shape"], start, end))
+            if not (whole and entry["shape"] and end <= data_bytes and end - start == size):
+                raise ValueError(f"{name} of {entry} does not fit in {data_bytes} bytes")
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"its header is damaged ({type(error).__name__}: {error})") from error
+    return entries
+
+
+class ShardFile:
+    """An open shard. `read` may be called from several threads.
+
+    header_crc32: the checksum of the header when it was written, None where it is not known.
+    Raises ValueError for a header that is damaged: nothing is read by sizes that the file cannot have.
+    """
+
+    def __init__(self, path: Path, header_crc32: int | None = None):
         self._fd = os.open(path, os.O_RDONLY)
-        length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
-        self._start = 8 + length
-        self._header = json.loads(os.pread(self._fd, length, 8))
-        self.names = [name for name in self._header if name != "__metadata__"]
+        header = _header_bytes(self._fd)
+        if header_crc32 is not None and zlib.crc32(header) != header_crc32:
+            raise ValueError("the checksum of its header differs")
+        self._start = 8 + len(header)
+        self._header = _checked_header(header, os.fstat(self._fd).st_size - self._start)
+        self.names = list(self._header)
 
     def read(self, names: Iterable[str], start: int, stop: int) -> dict[str, torch.Tensor]:
         """Rows start..stop of the named tensors. Raises EOFError when the file ends before them."""
@@ -75,6 +110,8 @@ class ShardFile:
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         entry = self._header[name]
+        if not 0 <= start <= stop <= entry["shape"][0]:
+            raise EOFError(f"{name} has {entry['shape'][0]} rows, not {start}..{stop}")
         dtype, inner = DTYPES[entry["dtype"]], entry["shape"][1:]
         width = prod(inner) * dtype.itemsize
         size, offset = (stop - start) * width, self._start + entry["data_offsets"][0] + start * width

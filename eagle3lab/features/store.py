@@ -3,9 +3,9 @@
 Shapes: T tokens, A aux layers, H hidden, V target vocabulary.
 """
 
-import errno
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from eagle3lab.features.finish import finish_store
 from eagle3lab.features.index import Index
 from eagle3lab.features.layout import (
     FORMAT,
+    FULL,
+    PLAN,
     STORE,
     DiskFullError,
     FeatureStoreError,
@@ -34,12 +36,15 @@ from eagle3lab.features.layout import (
     shard_name,
     shard_number,
     sizes,
+    told_when_full,
     write_index,
 )
 from eagle3lab.features.lock import release, take
 from eagle3lab.features.reader import FeatureStore
-from eagle3lab.features.shardfile import checksum, write_blocks
+from eagle3lab.features.shardfile import checksum, header_checksum, write_blocks
 from eagle3lab.workbench.files import atomic_path, write_json_atomic
+
+_NEWEST: dict[Path, object] = {}  # lock of a part -> mark of the writer of this process that may write it
 
 __all__ = ["FeatureRow", "FeatureStore", "FeatureWriter", "finish_store"]
 
@@ -71,6 +76,8 @@ class FeatureWriter:
     ):
         if shard_tokens < 1:
             raise ValueError(f"shard_tokens={shard_tokens}, at least 1 is needed")
+        if not aux_layers or len(set(aux_layers)) < len(aux_layers) or min(aux_layers) < 0:
+            raise ValueError(f"aux_layers={list(aux_layers)} must be different layers, at least one, counted from 0")
         self.codec = Codec.of(codec)
         self.codec.check_head(head_VH)
         self.sole, self.part = part is None, "00" if part is None else part
@@ -88,16 +95,22 @@ class FeatureWriter:
             **sizes([]),
             "shards": [],
         }
+        if (self.folder / PLAN).exists():
+            raise FeatureStoreError(
+                f"{self.folder} holds the plan of a training without a store ({PLAN}); use another folder, or remove it"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         if not take(lock_path(self.folder, self.part)):
             raise FeatureStoreError(
                 f"another process writes part {self.part!r} of {self.folder}; give this writer another part"
             )
         try:
-            self.done_ids = self._resume()
+            with told_when_full(self.folder):
+                self.done_ids = self._resume()
         except BaseException:
             release(lock_path(self.folder, self.part))
             raise
+        _NEWEST[lock_path(self.folder, self.part).resolve()] = self._mark = object()
         self._number = max((shard_number(entry["name"]) for entry in self.manifest["shards"]), default=-1) + 1
         self._rows: list[dict] = []
         self._blocks: list[dict[str, torch.Tensor]] = []
@@ -117,6 +130,8 @@ class FeatureWriter:
         Raises ValueError naming the row for a second row of the same id, wrong shapes or bad spans, and
         NonFiniteStateError naming row and layer for NaN or infinity.
         """
+        if not all(isinstance(word, str) for word in (row_id, split, set)):
+            raise ValueError(f"row {row_id!r}: its id, split={split!r} and set={set!r} are texts")
         if row_id in self.done_ids:
             raise ValueError(f"row {row_id!r} is in {self.folder} already; skip the ids in done_ids")
         sizes_ = (self.manifest["aux_layers"], self.manifest["hidden_size"])
@@ -133,6 +148,7 @@ class FeatureWriter:
         """Makes the rows added so far durable, as a shard of their own."""
         if not self._rows:
             return
+        self._check_newest()
         name, offset, last_offset, lines = shard_name(self.part, self._number), 0, 0, []
         for row in self._rows:
             line = {**row, "shard": name, "offset": offset, "last_offset": last_offset}
@@ -144,16 +160,20 @@ class FeatureWriter:
             # shard, then its index rows, then the part's JSON: the last makes the first two count
             with atomic_path(path) as temporary:
                 write_blocks(temporary, self._blocks)
+            text = "".join(lines).encode()
             with open(index, "ab") as file:
-                file.write("".join(lines).encode())
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             counts = {"rows": len(lines), "tokens": offset, "teacher_slots": last_offset, "bytes": path.stat().st_size}
+            counts |= {"header_crc32": header_checksum(path), "index_crc32": zlib.crc32(text)}
             self.manifest["shards"] = [*shards, {"name": name, "part": self.part, **counts}]
             self._save_manifest()
         except BaseException as error:  # an interrupt too: what was not finished is taken back, and may be tried again
             self.manifest["shards"] = shards
             path.unlink(missing_ok=True)
             os.truncate(index, index_bytes)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in FULL:
                 raise self._disk_full() from error
             raise
         self._number += 1
@@ -163,10 +183,20 @@ class FeatureWriter:
         """Writes what is still in memory and marks the part complete. Returns store.json's content for the only writer
         of a folder, else the part's JSON."""
         self.flush()
+        self._check_newest()
         self.manifest["complete"] = True
-        self._save_manifest()
+        with told_when_full(self.folder):
+            self._save_manifest()
         release(lock_path(self.folder, self.part))
         return finish_store(self.folder, self.done_ids) if self.sole else self.manifest
+
+    def _check_newest(self) -> None:
+        """The lock keeps other processes away, not a second writer of this one (a cell of a notebook run again)."""
+        if _NEWEST.get(lock_path(self.folder, self.part).resolve()) is not self._mark:
+            raise FeatureStoreError(
+                f"another writer of this process has taken over part {self.part!r} of {self.folder}: go on with that "
+                "one, or give each a part of its own"
+            )
 
     def _disk_full(self) -> DiskFullError:
         size = sum(tensor.nbytes for block in self._blocks for tensor in block.values())

@@ -39,7 +39,7 @@ def _fault(folder: Path, entry: dict, rows: list[dict], codec: Codec) -> str | N
     if not shard_is_whole(folder, entry):
         return "missing, or of another size"
     try:
-        shard = ShardFile(folder / entry["name"])
+        shard = ShardFile(folder / entry["name"], entry.get("header_crc32"))
         for row in rows:
             start, last = row["offset"], row["last_offset"]
             stored = shard.read(token_tensors(codec), start, start + row["n"])
