@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import torch
 
 from eagle3lab.data.fingerprint import target_fingerprint
+from eagle3lab.draft import fit
 from eagle3lab.draft.checkpoint import check_export
 from eagle3lab.draft.engine_support import SERVER
 from eagle3lab.draft.recipe import Recipe
-from eagle3lab.draft.rows import TrainingRows, heldout_rows, training_rows
+from eagle3lab.draft.rows import TrainingRows, training_rows
 from eagle3lab.draft.start import new_draft
 from eagle3lab.draft.target_weights import read_target_weights
 from eagle3lab.draft.team import ALONE, Team
@@ -30,8 +30,10 @@ from eagle3lab.features.layout import check_fingerprint
 from eagle3lab.features.live import LiveFeatures
 from eagle3lab.features.store import FeatureStore
 from eagle3lab.workbench.files import append_jsonl, read_json, write_json_atomic
+from eagle3lab.workbench.ranges import outside
 
 STREAM = "stream.jsonl"
+DEVICES = ("cpu", "cuda")
 LAUNCHER = "EAGLE3LAB_LAUNCHER"  # pid of the process that started the job: without it the job ends
 
 
@@ -65,6 +67,10 @@ class TrainJob:
     trust_remote_code: bool = False
 
     def __post_init__(self):
+        if broken := outside(vars(self)):
+            raise ValueError("; ".join(broken))
+        if self.device not in DEVICES:
+            raise ValueError(f"device={self.device!r} is not one of {', '.join(DEVICES)}")
         if bool(self.heldout_rows) != (self.evaluate_every is not None):
             raise ValueError(
                 f"heldout_rows={self.heldout_rows} and evaluate_every={self.evaluate_every} go together: how many "
@@ -86,37 +92,41 @@ class TrainJob:
             raise ValueError(f"{path} is no training job: {error}") from error
 
     def rows(self, source=None) -> TrainingRows:
-        """What is trained, from the index of the store (or of the `source`, see `trainer`)."""
+        """What is trained, from the index of the store (or of the `source`, see `trainer`). Raises ValueError as
+        `training_rows` and `chosen_rows` do."""
         source = FeatureStore(self.features) if source is None else source
         rows = training_rows(source, "train", self.recipe)
-        return rows if self.row_ids is None else rows.subset(self.row_ids)
+        return rows if self.row_ids is None else fit.chosen_rows(self.features, source, rows, self.row_ids)
 
     def trainer(self, team: Team = ALONE, source=None) -> Trainer:
         """The training, continued from its newest checkpoint where there is one.
 
         source: what is read in the store's place and has its interface, such as LiveFeatures.
-        Raises, before anything is trained, FeatureStoreError for features of another target, and what `new_draft`,
-        `check_export` and `Trainer` raise.
+        Raises, before anything is trained, FeatureStoreError for features of another target, VocabError for a map of
+        another text, and what `rows`, `new_draft`, `check_export`, `Trainer` and the functions of fit.py raise.
         """
         source = FeatureStore(self.features) if source is None else source
+        device = fit.device_of(self.device, team.rank)
         self._check_target(source.fingerprint)
+        fit.check_features(self.features, source, self.target)
         vocab = VocabMap.load(self.vocab_map, source.fingerprint.get("corpus"))
         weights = read_target_weights(self.target)
         draft = new_draft(
             self.target, source.aux_layers, vocab, weights, self.recipe.seed, self.recipe.warm_start, **self.sizes
         )
         check_export(draft.config, self.serve_with)
-        rows = self.rows(source)
-        device = "cpu" if self.device == "cpu" else f"cuda:{team.rank % torch.cuda.device_count()}"
+        rows, heldout = self.rows(source), fit.measured_rows(self.features, source, self.heldout_rows)
+        read_row = fit.checked(rows.reader(source.row), draft.config.vocab_size)
+        fit.check_names_something(self.vocab_map, vocab, rows, read_row, self.recipe)
         return Trainer(
             draft.to(device),
             rows.lengths,
-            rows.reader(source.row),
+            read_row,
             weights.head_VH,
             self.recipe,
             self.folder,
             {"features": source.fingerprint},
-            heldout_rows(source, limit=self.heldout_rows),
+            heldout,
             team,
             self.sharded,
             0 if device == "cpu" and isinstance(source, LiveFeatures) else AHEAD,
