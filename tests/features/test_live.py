@@ -10,11 +10,15 @@ import torch
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.rows import training_rows
 from eagle3lab.draft.train import Trainer
+from eagle3lab.draft.train_job import TrainJob
+from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.features.layout import FeatureStoreError
 from eagle3lab.features.live import LiveFeatures, write_plan
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from tests.draft.samples import A, H, V, make_draft
 from tests.features.rows import FINGERPRINT
+from tests.tiny import HIDDEN, VOCAB, save_tiny_target
 
 
 def corpus():
@@ -78,6 +82,33 @@ def test_training_without_a_store_gives_the_same_weights(tmp_path, codec):
         weights.append([parameter.detach() for parameter in draft.parameters()])
     assert all(map(torch.equal, *weights))
     assert not all(map(torch.equal, weights[0], make_draft().parameters()))
+
+
+@pytest.mark.parametrize("codec", ["float32", "fp8", "fp8+top5"])
+def test_training_on_a_real_target_without_a_store_gives_the_same_weights(tmp_path, codec):
+    """A store of rows captured one at a time: in batches their states differ by the target's rounding."""
+    target, layers = save_tiny_target(tmp_path / "target"), [2, 4, 5]
+    rows = [row | {"input_ids": [token % VOCAB for token in row["input_ids"]]} for row in corpus()]
+    by_id = {row["id"]: row for row in rows}
+    engine = EmbeddedEngine(target, "float32", layers)
+    head = engine.lm_head_VH if "top" in codec else None
+    writer = FeatureWriter(tmp_path / "store", {}, layers, HIDDEN, codec=codec, head_VH=head)
+    for states in engine.capture(((row["id"], row["input_ids"]) for row in rows), batch_tokens=1):
+        row = by_id[states.id]
+        spans_and_states = (row["loss_spans"], states.aux_TAH, states.last_TH)
+        writer.add(row["id"], row["input_ids"], *spans_and_states, row["split"], row["set"])
+    writer.close()
+    live = LiveFeatures(rows, lambda pairs: engine.capture(pairs, 512), layers, HIDDEN, codec, head)
+    VocabMap(torch.arange(VOCAB), VOCAB).save(tmp_path / "vocab.safetensors")
+    recipe = Recipe(epochs=2, batch_tokens=40, compute_dtype="float32", lr=1e-2, head_lr=1e-2)
+    weights = {}
+    for name, source in (("start", live), ("stored", FeatureStore(tmp_path / "store")), ("live", live)):
+        job = TrainJob(target, tmp_path / "store", tmp_path / "vocab.safetensors", tmp_path / name, recipe)
+        trainer = job.trainer(source=source)
+        assert name == "start" or list(job.run(trainer))
+        weights[name] = [parameter.detach() for parameter in trainer.draft.parameters()]
+    assert all(map(torch.equal, weights["stored"], weights["live"]))
+    assert not any(map(torch.equal, weights["stored"], weights["start"]))
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp8+top5"])
