@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from eagle3lab.workbench.files import atomic_path
@@ -72,22 +72,33 @@ class VocabMap:
 
     @classmethod
     def load(cls, path: str | Path, corpus: str | None = None) -> "VocabMap":
-        """Reads what `save` wrote. VocabError when the file is not a consistent map, or not one of this corpus."""
-        tensors = load_file(path)
+        """Reads what `save` wrote. VocabError, naming the file, for one that cannot be read, is no consistent map, or
+        is not of this corpus."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                counted = (file.metadata() or {}).get("corpus")
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise VocabError(f"{path}: the vocabulary map cannot be read ({error}); run notebook 03 again") from error
         if tensors.keys() != {"d2t", "t2d"}:
             raise VocabError(f"{path} holds {sorted(tensors)}, not d2t and t2d: it is no vocabulary map")
-        with safe_open(path, framework="pt") as file:
-            counted = (file.metadata() or {}).get("corpus")
         if corpus is not None and counted is not None and counted != corpus:
             raise VocabError(
                 f"{path} counts the tokens of corpus {counted}, the features are of corpus {corpus}: "
                 "use the map that was made with these features, or make it again"
             )
-        return cls.from_tensors(tensors["d2t"], tensors["t2d"])
+        try:
+            return cls.from_tensors(tensors["d2t"], tensors["t2d"])
+        except VocabError as error:
+            raise VocabError(f"{path}: {error}; run notebook 03 again") from error
 
     @classmethod
     def from_tensors(cls, d2t_W: torch.Tensor, t2d_V: torch.Tensor) -> "VocabMap":
-        """Reads offsets and checks them against t2d. VocabError when they disagree."""
+        """Reads offsets (integers [W]) and checks them against t2d (bool or integers [V]). VocabError when they
+        disagree, or are something else."""
+        for name, tensor in (("d2t", d2t_W), ("t2d", t2d_V)):
+            if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
+                raise VocabError(f"{name} must be a vector of whole numbers, is {tensor.dtype} {tuple(tensor.shape)}")
         vocab = cls(d2t_W.to(torch.int64) + torch.arange(d2t_W.numel()), t2d_V.numel())
         if not torch.equal(vocab.t2d(), t2d_V.bool()):
             raise VocabError("d2t and t2d name different target ids")

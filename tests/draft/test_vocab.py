@@ -54,6 +54,44 @@ def test_the_saved_map_reads_back_and_another_file_is_refused(tmp_path):
         VocabMap.load(tmp_path / "half.safetensors")
 
 
+def test_a_map_that_cannot_be_read_names_its_file(tmp_path):
+    path = tmp_path / "map.safetensors"
+    VocabMap(torch.tensor([1, 4, 6]), 9).save(path, corpus="abc")
+    whole = path.read_bytes()
+    for end in (0, 4, 20, len(whole) - 3):
+        path.write_bytes(whole[:end])
+        with pytest.raises(VocabError, match=f"{path}: the vocabulary map cannot be read .*; run notebook 03 again"):
+            VocabMap.load(path)
+    path.unlink()
+    with pytest.raises(VocabError, match=f"{path}: the vocabulary map cannot be read"):
+        VocabMap.load(path)
+
+
+OFFSETS, NAMED = torch.tensor([1, 3, 4]), torch.tensor([0, 1, 0, 0, 1, 0, 1, 0, 0]).bool()
+
+
+@pytest.mark.parametrize(
+    "d2t, t2d, message",
+    [
+        (OFFSETS + 0.4, NAMED, "d2t must be a vector of whole numbers, is torch.float32"),
+        (OFFSETS, NAMED.float(), "t2d must be a vector of whole numbers"),
+        (OFFSETS[None], NAMED, "d2t must be a vector of whole numbers, is torch.int64"),
+        (OFFSETS[0], NAMED, "d2t must be a vector of whole numbers"),
+        (OFFSETS[:0], NAMED, "a non-empty int64 vector"),
+        (OFFSETS[:2], NAMED, "name different target ids"),
+        (OFFSETS + 3, NAMED, "outside 0..8"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_map_of_other_tensors_names_its_file(tmp_path, d2t, t2d, message):
+    path = tmp_path / "map.safetensors"
+    save_file({"d2t": d2t.contiguous(), "t2d": t2d}, path)
+    with pytest.raises(VocabError, match=f"{path}: .*{message}.*; run notebook 03 again"):
+        VocabMap.load(path)
+    save_file({"d2t": OFFSETS, "t2d": NAMED.to(torch.uint8)}, path)  # as others write the mask
+    assert VocabMap.load(path).target_ids_W.tolist() == [1, 4, 6]
+
+
 def test_the_map_of_another_corpus_is_refused(tmp_path):
     vocab = build_vocab(torch.tensor([3, 0, 2, 5]), 2)
     vocab.save(tmp_path / "map.safetensors", corpus="abc")
