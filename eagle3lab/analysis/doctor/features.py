@@ -92,11 +92,14 @@ def check_store_layers(manifest: dict, aux_layers: Sequence[int] | None) -> Chec
 
 
 def sampled_rows(folder: Path, manifest: dict, sample: int) -> Iterator[FeatureRow]:
-    """Rows spread evenly over the store. ValueError for a row whose bytes are not those written."""
+    """Rows spread evenly over the store. ValueError for rows whose bytes, or lines in the
+    index, are not those written."""
     codec, entries = Codec.of(manifest["codec"]), []
     header_crc32 = {entry["name"]: entry.get("header_crc32") for entry in manifest["shards"]}
     for part in dict.fromkeys(entry["part"] for entry in manifest["shards"]):
-        index, _ = read_index(folder, part, [e for e in manifest["shards"] if e["part"] == part])
+        index, lacking = read_index(folder, part, [e for e in manifest["shards"] if e["part"] == part])
+        if lacking:
+            raise ValueError(f"index-{part}.jsonl does not hold the rows of {', '.join(lacking)} as they were written")
         entries += [index[row_id] for row_id in index]
     for entry in entries[:: max(1, len(entries) // max(1, sample))]:
         shard = ShardFile(folder / entry["shard"], header_crc32[entry["shard"]])

@@ -6,6 +6,7 @@ Shapes: T tokens, A aux layers, H hidden, V vocabulary.
 
 import json
 import shutil
+import zlib
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from eagle3lab.analysis.suspects import REMEDIES
 from eagle3lab.data.corpus import read_corpus, write_corpus
 from eagle3lab.draft.target_weights import read_target_weights
 from eagle3lab.draft.vocab import VocabMap
+from eagle3lab.features.layout import index_line
 from eagle3lab.features.shardfile import ShardFile, checksum, write_blocks
 from tests.data.conftest import CHATML, _make_tokenizer
 
@@ -150,8 +152,13 @@ def other_text(aux_TAH, last_TH, ids):
     return aux_TAH, last_TH, [(7 * i + 3) % 300 for i in ids]
 
 
+def changed_index(w):
+    path = w.features / "index-00.jsonl"
+    path.write_text(path.read_text().replace('"train"', '"heldout"', 1))
+
+
 def nan_after_the_fact(w):
-    """NaN in a stored state: the writer refuses one, so the bytes are changed and the checksum made to agree."""
+    """NaN in a stored state: the writer refuses one, so the bytes are changed and the checksums made to agree."""
     manifest = json.loads((w.features / "store.json").read_text())
     entry = manifest["shards"][0]
     path = w.features / entry["name"]
@@ -166,7 +173,11 @@ def nan_after_the_fact(w):
         line["crc32"] = checksum(block)
         blocks.append(block)
     write_blocks(path, blocks)
-    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index.write_text("".join(map(index_line, lines)))
+    for name in ("store.json", "part-00.json"):
+        manifest = json.loads((w.features / name).read_text())
+        manifest["shards"][0]["index_crc32"] = zlib.crc32("".join(map(index_line, own)).encode())
+        (w.features / name).write_text(json.dumps(manifest))
 
 
 def head_permuted(t):
