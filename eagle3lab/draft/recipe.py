@@ -123,3 +123,9 @@ def build_optimizers(draft, recipe: Recipe) -> list[torch.optim.Optimizer]:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+def moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What one of these optimizers remembers of each weight once it has moved it: of the weight's shape, but for the
+    number of its steps, `step`, which has none."""
+    return ("exp_avg", "exp_avg_sq", "step") if isinstance(optimizer, torch.optim.AdamW) else ("momentum_buffer",)

@@ -3,9 +3,10 @@
     step-000120/   state.safetensors (weights, moments), state.json (step, identity, progress)
     best-000100/   weights.safetensors, best.json: the weights with the best accept length on held-out rows so far
 
-One folder per checkpoint, written whole or not at all; safetensors and JSON, no pickle. The learning rate is a function
-of the step, and the order of rows one of seed and epoch; no random number is drawn after the start. So the step is all
-that schedule, random numbers and data position need.
+One folder per checkpoint, written whole or not at all; safetensors and JSON, no pickle, and crc32.json with the CRC-32
+of both files (folders from before it have none, and are read without). The learning rate is a function of the step, and
+the order of rows one of seed and epoch; no random number is drawn after the start. So the step is all that schedule,
+random numbers and data position need.
 """
 
 import re
@@ -13,17 +14,16 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from eagle3lab.workbench.files import atomic_folder, read_json, write_json_atomic
+from eagle3lab.draft.recipe import moments
+from eagle3lab.draft.sealed import StateError, read_facts, read_tensors, write_sealed
 
+__all__ = ["StateError", "checkpoints", "clear_leftovers", "load_best", "load_state", "save_best", "save_state"]
+
+WEIGHTS_AND_MOMENTS, STATE = "state.safetensors", "state.json"
+BEST_WEIGHTS, BEST_FACTS = "weights.safetensors", "best.json"
 STEP, BEST = re.compile(r"step-(\d{6,})"), re.compile(r"best-(\d{6,})")
-
-
-class StateError(ValueError):
-    """A training checkpoint that does not belong to this training, or cannot be read."""
 
 
 def checkpoints(folder: Path, kind: re.Pattern = STEP) -> list[Path]:
@@ -52,10 +52,8 @@ def save_state(
             tensors[f"optimizer/{name}/{key}"] = whole(value, write)
     if not write:
         return
-    target = folder / f"step-{step:06d}"
-    with atomic_folder(target) as part:
-        save_file(tensors, part / "state.safetensors")
-        write_json_atomic(part / "state.json", {"step": step, "identity": identity, "progress": progress})
+    facts = {"step": step, "identity": identity, "progress": progress}
+    write_sealed(folder / f"step-{step:06d}", WEIGHTS_AND_MOMENTS, tensors, STATE, facts)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
 
@@ -63,32 +61,30 @@ def save_state(
 def load_state(folder: Path, draft, optimizers, identity: dict) -> tuple[int, dict]:
     """Restores the newest checkpoint in place; returns its step and progress, (0, {}) when there is none.
 
-    StateError when it was made by another recipe, plan or drafter shape (names the differing fields with both values),
-    or when it cannot be read.
+    StateError, and nothing is changed, when it was made by another recipe, plan or drafter shape (names the differing
+    fields with both values), or when it is damaged.
     """
     found = checkpoints(folder)
     if not found:
         return 0, {}
     newest = found[-1]
-    try:
-        state = read_json(newest / "state.json")
-        if lines := list(_differences(state["identity"], identity)):
-            raise StateError(
-                f"{newest} belongs to another training:\n  " + "\n  ".join(lines) + "\n"
-                f"remove {folder} to start over, or restore the parameters to go on"
-            )
-        tensors = load_file(newest / "state.safetensors")
-        with torch.no_grad():
-            for name, parameter in draft.named_parameters():
-                parameter.copy_(as_part(tensors[f"weight/{name}"], parameter))
-    except (OSError, KeyError, SafetensorError) as error:
-        raise StateError(f"{newest} cannot be read ({error}); remove it to go on from the one before") from error
+    way_out = f"remove {newest} to {f'go on from {found[-2].name}' if found[1:] else 'start over'}"
+    state = read_facts(newest, STATE, {"step": int, "identity": dict, "progress": dict}, way_out)
+    if lines := list(_differences(state["identity"], identity)):
+        raise StateError(
+            f"{newest} belongs to another training:\n  " + "\n  ".join(lines) + "\n"
+            f"remove {folder} to start over, or restore the parameters to go on"
+        )
+    expected = {f"weight/{name}": parameter for name, parameter in draft.named_parameters()}
     for name, parameter, optimizer in _named_states(draft, optimizers):
-        prefix = f"optimizer/{name}/"
+        expected |= {f"optimizer/{name}/{key}": parameter for key in moments(optimizer)}
+    tensors = read_tensors(newest, WEIGHTS_AND_MOMENTS, expected, way_out)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            parameter.copy_(as_part(tensors[f"weight/{name}"], parameter))
+    for name, parameter, optimizer in _named_states(draft, optimizers):
         optimizer.state[parameter] = {
-            key.removeprefix(prefix): as_part(value, parameter)
-            for key, value in tensors.items()
-            if key.startswith(prefix)
+            key: as_part(tensors[f"optimizer/{name}/{key}"], parameter) for key in moments(optimizer)
         }
     return state["step"], state["progress"]
 
@@ -99,9 +95,7 @@ def save_best(folder: Path, draft, step: int, accept_length: float, write: bool 
     if not write:
         return
     target = folder / f"best-{step:06d}"
-    with atomic_folder(target) as part:
-        save_file(weights, part / "weights.safetensors")
-        write_json_atomic(part / "best.json", {"step": step, "accept_length": accept_length})
+    write_sealed(target, BEST_WEIGHTS, weights, BEST_FACTS, {"step": step, "accept_length": accept_length})
     for other in checkpoints(folder, BEST):
         if other != target:
             shutil.rmtree(other)
@@ -109,14 +103,18 @@ def save_best(folder: Path, draft, step: int, accept_length: float, write: bool 
 
 @torch.no_grad()
 def load_best(folder: str | Path, draft) -> dict:
-    """Puts the best weights into the drafter; returns {"step", "accept_length"}. StateError when there are none."""
+    """Puts the best weights into the drafter; returns {"step", "accept_length"}. StateError, and nothing is changed,
+    when there are none, and for weights that are damaged or another drafter's."""
     found = checkpoints(Path(folder), BEST)
     if not found:
         raise StateError(f"{folder} holds no best weights: train with held-out rows and evaluate_every")
-    tensors = load_file(found[-1] / "weights.safetensors")
-    for name, parameter in draft.named_parameters():
+    way_out = "export the last weights instead (export_best=False), or train again"
+    facts = read_facts(found[-1], BEST_FACTS, {"step": int, "accept_length": float}, way_out)
+    expected = dict(draft.named_parameters())
+    tensors = read_tensors(found[-1], BEST_WEIGHTS, expected, way_out)
+    for name, parameter in expected.items():
         parameter.copy_(tensors[name])
-    return read_json(found[-1] / "best.json")
+    return facts
 
 
 def whole(tensor: torch.Tensor, wanted: bool = True) -> torch.Tensor | None:
