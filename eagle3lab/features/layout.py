@@ -24,13 +24,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eagle3lab.features.index import NUMBERS, Index
+from eagle3lab.features.index import NUMBERS, WORDS, Index
 from eagle3lab.workbench.files import atomic_path, read_json
 
 FORMAT = 2
 STORE = "store.json"
 PLAN = "live.json"  # in the place of a store: rows that are captured when they are read, see live.py
-LINE = ("id", "split", "set", *NUMBERS, "shard", "loss_spans")  # of the index, in this order
+LINE = ("id", *WORDS, *NUMBERS, "loss_spans")  # of the index, in this order
 SIZES = ("rows", "tokens", "teacher_slots", "bytes")
 IDENTITY = ("format", "codec", "vocab_size", "aux_layers", "hidden_size")  # and every field of the fingerprint
 
@@ -157,16 +157,17 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict]]:
 
 
 def _is_line(row: dict) -> bool:
-    spans = row["loss_spans"]
-    return (
-        all(isinstance(row[name], str) for name in ("id", "split", "set", "shard"))
-        and isinstance(spans, list)
-        and all(isinstance(span, list) and len(span) == 2 for span in spans)
-        and all(
-            type(number) is int and 0 <= number < 1 << 62
-            for number in (*(row[name] for name in NUMBERS), *(edge for span in spans for edge in span))
-        )
-    )
+    spans, numbers = row["loss_spans"], [row[name] for name in NUMBERS]
+    if type(spans) is not list:
+        return False
+    for span in spans:
+        if type(span) is not list or len(span) != 2:
+            return False
+        numbers += span
+    words = {type(row[name]) for name in WORDS}
+    if words != {str} or type(row["id"]) is not str or {*map(type, numbers)} != {int}:
+        return False
+    return min(numbers) >= 0 and max(numbers) < 1 << 62
 
 
 def shard_is_whole(folder: Path, entry: dict) -> bool:
