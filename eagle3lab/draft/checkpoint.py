@@ -83,9 +83,11 @@ def export_draft(
     `training` is free JSON for the record (data, recipe, numbers); the oldest engine releases that run the drafter are
     added. `engine` is the release it shall be served with, see `require_engine` for what is refused. A drafter of the
     full vocabulary has no d2t: vLLM refuses one there, and SGLang needs none.
-    Raises CheckpointError when the written folder does not give back the same tensors and the same logits.
+    Raises CheckpointError when the written folder does not give back the same tensors and the same logits, and for a
+    `folder` that holds anything but an earlier export, which alone is replaced.
     """
     folder = Path(folder)
+    _check_place(folder)
     check_export(draft.config, engine)
     vocab = VocabMap(draft.target_ids_W.cpu(), draft.config.vocab_size)
     tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.state_dict().items()}
@@ -104,6 +106,19 @@ def export_draft(
         write_json_atomic(part / TRAINING, record)
         _prove(draft, part, dtype)
     return folder
+
+
+def _check_place(folder: Path) -> None:
+    """CheckpointError unless the folder is not there, empty, or an export: what lay in it would be gone."""
+    if not folder.exists():
+        return
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if found and found != {CONFIG, WEIGHTS, TRAINING}:
+        others = sorted(found - {CONFIG, WEIGHTS, TRAINING}) or sorted(found)
+        raise CheckpointError(
+            f"{folder} is not the folder of a drafter exported before, and would be replaced: it holds "
+            f"{', '.join(others[:5])}{', ...' * (len(others) > 5)}; name a new folder, or move these away"
+        )
 
 
 def load_draft(folder: str | Path, embed_VH: torch.Tensor, dtype=torch.float32) -> Eagle3Draft:

@@ -168,3 +168,27 @@ def test_an_exporter_that_loses_a_tensor_is_stopped(tmp_path, draft, monkeypatch
     with pytest.raises(CheckpointError, match="missing .*fc.weight"):
         export_draft(draft, tmp_path / "draft", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_replaces_nothing_but_an_export(tmp_path, draft):
+    """Whatever else lies in the folder stays: files, folders, half a drafter, and a file of that name."""
+    again, empty = export_draft(draft, tmp_path / "draft", {"note": "first"}), tmp_path / "empty"
+    assert (
+        json.loads((export_draft(draft, again, {"note": "second"}) / "training.json").read_text())["note"] == "second"
+    )
+    empty.mkdir()
+    assert load_draft(export_draft(draft, empty, {}), draft.embed_VH)
+    own, half, below, file = (tmp_path / name for name in ("own", "half", "below", "file"))
+    for path in (own, half, below / "optimizer"):
+        path.mkdir(parents=True)
+    (own / "thesis.txt").write_text("mine")
+    (half / "config.json").write_text("{}")
+    file.write_text("mine")
+    (again / ".notes").write_text("mine")
+    for folder, name in ((own, "thesis.txt"), (half, "config.json"), (below, "optimizer"), (file, "file")):
+        with pytest.raises(CheckpointError, match=f"{folder} is not .* holds {name}; name a new folder, or move these"):
+            export_draft(draft, folder, {})
+    with pytest.raises(CheckpointError, match="holds .notes;"):
+        export_draft(draft, again, {})
+    assert (own / "thesis.txt").read_text() == file.read_text() == "mine" and (below / "optimizer").is_dir()
+    assert json.loads((again / "training.json").read_text())["note"] == "second"
