@@ -78,6 +78,13 @@ def chosen_rows(features: str | Path, source, rows: TrainingRows, row_ids: Seque
     return chosen
 
 
+def shard_of(source, rows: TrainingRows) -> Callable[[str], str] | None:
+    """A function from piece id to the shard it is read from; None where rows do not come from shards."""
+    if not all("shard" in source.index(row_id) for row_id in rows.row_ids[:1]):
+        return None
+    return lambda piece_id: source.index(rows.row_of(piece_id))["shard"]
+
+
 def measured_rows(features: str | Path, source, limit: int) -> list[str]:
     """Ids of at most `limit` held-out rows. ValueError when rows are wanted and there is none to measure on."""
     found = heldout_rows(source, limit=limit)

@@ -72,8 +72,14 @@ def training_plan(
 
     With `window_tokens` the rows are read window by window, see above, and the order depends on the shards too
     (`shard_of` a row id); without, it depends on the ids, their lengths and the seed alone. Either way the processes
-    that share a step's micro-batches see the same plan, however many they are.
+    that share a step's micro-batches see the same plan, however many they are. Raises ValueError for `window_tokens`
+    without `shard_of`.
     """
+    if window_tokens is not None and shard_of is None:
+        raise ValueError(
+            f"window_tokens={window_tokens}, but these rows lie in no shards (they are captured when they are read): "
+            "set window_tokens=None, or extract a feature store"
+        )
     plan = []
     for epoch in range(epochs):
         order_seed = epoch_seed(seed, epoch)

@@ -45,6 +45,7 @@ class Recipe:
     accumulate: int = 1  # micro-batches of one optimizer step, over all processes together
     max_length: int | None = None  # rows longer than this are cut or dropped; None = rows of any length are kept whole
     long_rows: str = "windows"  # "windows": cut so that every slot is trained once; "drop": left out, and counted
+    window_tokens: int | None = None  # rows are shuffled within whole shards of so many tokens; None = all rows at once
     explode_factor: float | None = 3.0  # stop when a logged loss exceeds this many times the first one; None = never
     compute_dtype: str = "auto"  # of the matrix products; the field holds what "auto" stands for on this machine
     seed: int = 0
@@ -87,8 +88,9 @@ class Recipe:
         return self.step_decay ** torch.arange(self.ttt_steps, dtype=torch.float32)
 
     def to_dict(self) -> dict:
-        """JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """JSON values; window_tokens is left out when off: trainings from before it go on."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if value is not None or name != "window_tokens"}
 
 
 def schedule(step: int, total: int, recipe: Recipe) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +47,10 @@ class Trainer:
     from its newest one. heldout: ids of rows to measure the accept length on. team: the processes that train together;
     all of them run this code, the first one writes. sharded: weights and moments are split over the team. ahead: the
     rows of so many optimizer steps are read in another thread while one is trained; 0 where reading is work for the
-    same processor.
+    same processor. shard_of: piece id -> the shard it is read from, for a recipe with window_tokens.
 
-    Raises ValueError for more processes than micro-batches of a step, and StateError for a checkpoint of another
-    training.
+    Raises ValueError for more processes than micro-batches of a step and for window_tokens without shards, and
+    StateError for a checkpoint of another training, or a damaged one.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Trainer:
         team: Team = ALONE,
         sharded: bool = False,
         ahead: int = AHEAD,
+        shard_of: Callable[[str], str] | None = None,
     ):
         if team.size > recipe.accumulate:
             raise ValueError(
@@ -74,7 +75,8 @@ class Trainer:
             )
         self.draft, self.read_row, self.recipe, self.folder = draft, read_row, recipe, Path(folder)
         self.heldout, self.team, self.ahead = list(heldout), team, ahead
-        self.plan = training_plan(lengths, recipe.batch_tokens, recipe.accumulate, recipe.epochs, recipe.seed)
+        sizes = (recipe.batch_tokens, recipe.accumulate, recipe.epochs, recipe.seed)
+        self.plan = training_plan(lengths, *sizes, shard_of, recipe.window_tokens)
         kind = ShardedStep if sharded and team.size > 1 else OptimizerStep
         self.optimizer_step = kind(draft, target_head_VH, recipe, team)
         self.identity = {

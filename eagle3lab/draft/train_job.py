@@ -130,6 +130,7 @@ class TrainJob:
             team,
             self.sharded,
             0 if device == "cpu" and isinstance(source, LiveFeatures) else AHEAD,
+            fit.shard_of(source, rows),
         )
 
     def _check_target(self, fingerprint: dict) -> None:

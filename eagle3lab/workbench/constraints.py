@@ -47,7 +47,7 @@ def _numbers(value: Any) -> list[Any]:
 VARIED = (
     "rows", "tokens",
     "ttt_steps", "step_decay", "lk_weight", "lr", "head_lr", "weight_decay", "warmup_share", "final_lr_share",
-    "clip_norm", "epochs", "batch_tokens", "accumulate", "max_length", "explode_factor",
+    "clip_norm", "epochs", "batch_tokens", "accumulate", "max_length", "window_tokens", "explode_factor",
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "rope_theta", "max_position_embeddings",
 )  # fmt: skip

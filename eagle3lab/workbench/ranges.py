@@ -30,7 +30,7 @@ def above(limit: float) -> Range:
 SHARE = Range(lambda value: 0 <= value <= 1, "must lie in [0, 1]")
 RANGES: dict[str, Range] = {
     # the recipe
-    **dict.fromkeys(("ttt_steps", "epochs", "batch_tokens", "accumulate", "max_length"), at_least(1)),
+    **dict.fromkeys(("ttt_steps", "epochs", "batch_tokens", "accumulate", "max_length", "window_tokens"), at_least(1)),
     **dict.fromkeys(("step_decay", "step_weights", "lr", "head_lr"), above(0)),
     "clip_norm": above(0),  # 0 trains nothing, less climbs
     "weight_decay": at_least(0),
