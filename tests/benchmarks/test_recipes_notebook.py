@@ -15,7 +15,7 @@ DEV = package_parent() / "dev"
 NOTEBOOK = DEV / "recipes.ipynb"
 ARMS_OF = {  # file: arms that it must have, and their seeds
     "recipes.jsonl": ({"no norms", "specforge 1e-3"}, {0, 1, 2}),
-    "recipes_norms.jsonl": ({"ours", "no norms"}, {0}),
+    "recipes_norms.jsonl": ({"ours", "specforge 1e-3"}, {0, 1, 2}),
     "recipes_candidates.jsonl": ({"ours", "no norms", "specforge 1e-3"}, {0}),
 }
 STUDIES = {name: [json.loads(line) for line in (DEV / name).read_text().splitlines()] for name in ARMS_OF}
