@@ -128,11 +128,11 @@ def test_one_process_of_the_command_is_the_training_itself(job, tmp_path):
     assert [row["step"] for row in rows] == sorted({*range(2, trainer.total_steps, 2), trainer.total_steps})
 
 
-# Muon's products are in bfloat16, and directions that the gradient lacks are filled with their rounding error
+# all in float32, Muon's products too: sums in another order moved the weights by 4e-7 (AdamW) and 2e-6 (Muon)
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-@pytest.mark.parametrize("optimizer, tolerance", [("adamw", 1e-4), ("muon", 5e-2)])
-def test_two_processes_equal_one(job, tmp_path, sharded, optimizer, tolerance):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_processes_equal_one(job, tmp_path, sharded, optimizer, tolerance=2e-5):
     """Sums over processes, or FSDP2; either way the checkpoint is one that a single process continues."""
     recipe = dataclasses.replace(RECIPE, optimizer=optimizer)
     here, there = (dataclasses.replace(job, folder=tmp_path / name, recipe=recipe) for name in ("here", "there"))
