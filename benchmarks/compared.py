@@ -35,14 +35,15 @@ def compare(results: list[dict], num_steps: int) -> list[Compared]:
     """The arms of the lines of results.jsonl, longest accept length first, each against the SpecForge-like recipe.
 
     Its learning rate is the best one of those that ran with the most seeds. A study without it is held against plain
-    EAGLE-3 ("no norms"); without that, ratios are nan.
+    EAGLE-3 ("no norms"), without that against "ours"; without all of them, ratios are nan.
     """
     lengths: dict[str, dict[int, float]] = {}
     for row in results:
         if "accept_length" in row:
             lengths.setdefault(row["arm"], {})[row["seed"]] = row["accept_length"][str(num_steps)]
     theirs = {name: by for name, by in lengths.items() if name.startswith("specforge")}
-    theirs = theirs or {name: by for name, by in lengths.items() if name == "no norms"}
+    for name in ("no norms", "ours"):
+        theirs = theirs or ({name: lengths[name]} if name in lengths else {})
     base = max(theirs, key=lambda name: (len(theirs[name]), statistics.mean(theirs[name].values())), default="")
     compared = []
     for name, by in lengths.items():

@@ -44,9 +44,15 @@ def test_a_study_without_theirs_is_held_against_plain_eagle3():
     assert ours.ratio == pytest.approx((0.6 + 0.65) / 2 / 0.5)
 
 
-def test_without_theirs_there_is_a_table_without_ratios():
-    (ours,) = compare(OURS, 3)
-    assert math.isnan(ours.ratio) and "ours" in report(OURS, 3)
+def test_a_study_without_both_is_held_against_ours():
+    other, ours = compare([result("ours", 0, 1.5), result("foreign text", 0, 1.6)], 3)
+    assert other.base == "ours" and other.ratio == pytest.approx(1.2) and ours.ratio == 1
+
+
+def test_without_anything_to_compare_with_there_is_a_table_without_ratios():
+    alone = [result("foreign text", 0, 1.6)]
+    (one,) = compare(alone, 3)
+    assert math.isnan(one.ratio) and "foreign text" in report(alone, 3)
     assert compare([], 3) == []
 
 

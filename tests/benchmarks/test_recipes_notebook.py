@@ -17,6 +17,7 @@ ARMS_OF = {  # file: arms that it must have, and their seeds
     "recipes.jsonl": ({"no norms", "specforge 1e-3"}, {0, 1, 2}),
     "recipes_norms.jsonl": ({"ours", "specforge 1e-3"}, {0, 1, 2}),
     "recipes_candidates.jsonl": ({"ours", "no norms", "specforge 1e-3"}, {0}),
+    "recipes_foreign.jsonl": ({"ours", "foreign text"}, {0}),
 }
 STUDIES = {name: [json.loads(line) for line in (DEV / name).read_text().splitlines()] for name in ARMS_OF}
 every_study = pytest.mark.parametrize("name", STUDIES)
@@ -37,7 +38,9 @@ def test_all_arms_were_trained_on_the_same_amount_of_text(name):
     arms, seeds = ARMS_OF[name]
     for arm in arms:
         assert {line["seed"] for line in lines if line["arm"] == arm} >= seeds
-    assert len({(line["seed"], line["slots"]) for line in lines}) == len({line["seed"] for line in lines})
+    for seed in seeds:  # other texts are not of quite the same length
+        slots = [line["slots"] for line in lines if line["seed"] == seed]
+        assert max(slots) <= (1.01 if name == "recipes_foreign.jsonl" else 1.0) * min(slots)
     assert len({(line["arm"], line["seed"]) for line in lines}) == len(lines)
     assert {line["arm"] for line in lines} <= set(ARMS)
 
