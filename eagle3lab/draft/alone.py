@@ -15,8 +15,9 @@ _GUARD = threading.Lock()
 
 @contextmanager
 def alone(folder: Path, name: str) -> Iterator[None]:
-    """Holds the lock file `name` of a folder that exists. RuntimeError when another training holds it, in another
+    """Holds the lock file `name` of a folder, made if need be. RuntimeError when another training holds it, in another
     process or in this one."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = (folder / name).resolve()
     key = (os.getpid(), path)
     with _GUARD:

@@ -32,36 +32,36 @@ class JobFailed(RuntimeError):
 
 def train(job: TrainJob, trainer: Trainer, processes: int = 1) -> Iterator[dict]:
     """Metric rows of the job in this process (`trainer`, made by the job), or in several; `trainer` then takes over
-    the weights they left."""
+    the weights they left. RuntimeError, before anything in the folder is read or touched, when another trains there."""
     if processes == 1:
         yield from job.run(trainer)
         return
-    try:
-        yield from launch(job, processes)
-    finally:
-        trainer.resume()
+    # the training's own lock is its first process's, which is not there yet when a launch makes its files anew
+    with alone(Path(job.folder), LOCK):
+        try:
+            yield from launch(job, processes)
+        finally:
+            trainer.resume()
 
 
 def launch(job: TrainJob, processes: int) -> Iterator[dict]:
-    """Starts the job in `processes` processes and yields its metric rows as they come.
+    """Starts the job in `processes` processes, in a folder that is the caller's alone, and yields its metric rows as
+    they come.
 
-    Raises TrainingDiverged when the job did, JobFailed when its processes ended otherwise than they should, and
-    RuntimeError, before anything in the folder is touched, when a launched training runs there.
+    Raises TrainingDiverged when the job did and JobFailed when its processes ended otherwise than they should.
     """
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # the training's own lock is its first process's, which is not there yet when the files below are made anew
-    with alone(folder, LOCK):
-        for old in (folder / STREAM, folder / LOG, *folder.glob("failure-*.json")):
-            old.unlink(missing_ok=True)
-        job.save(folder / CONFIG)
-        process = _start(job, folder, processes)
-        try:
-            yield from _follow(folder / STREAM, process)
-        finally:
-            end_all(process)
-        if process.returncode:
-            _raise_failure(folder, process.returncode)
+    for old in (folder / STREAM, folder / LOG, *folder.glob("failure-*.json")):
+        old.unlink(missing_ok=True)
+    job.save(folder / CONFIG)
+    process = _start(job, folder, processes)
+    try:
+        yield from _follow(folder / STREAM, process)
+    finally:
+        end_all(process)
+    if process.returncode:
+        _raise_failure(folder, process.returncode)
 
 
 def _start(job: TrainJob, folder: Path, processes: int) -> subprocess.Popen:

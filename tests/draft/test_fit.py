@@ -37,10 +37,10 @@ def alone(job, tmp_path):
         ({"layers": (2, 40, 90)}, r"aux_layers=\[2, 40, 90\] are hs indices and must lie in 0..7"),
         ({"layers": (2, 5, 8)}, r"must lie in 0..7"),
         ({"hidden": 16}, f"hidden_size is 16 there, .* has {HIDDEN}"),
-        ({"head": torch.randn(VOCAB + 40, HIDDEN)}, f"vocab_size is {VOCAB + 40} there, .* has {VOCAB}"),
-        ({"head": torch.randn(VOCAB - 20, HIDDEN)}, f"vocab_size is {VOCAB - 20} there, .* has {VOCAB}"),
+        ({"head": torch.zeros(VOCAB + 40, HIDDEN)}, f"vocab_size is {VOCAB + 40} there, .* has {VOCAB}"),
+        ({"head": torch.zeros(VOCAB - 20, HIDDEN)}, f"vocab_size is {VOCAB - 20} there, .* has {VOCAB}"),
     ],
-    ids=str,
+    ids=["layers above the target's", "a layer above", "hidden size", "a larger vocabulary", "a smaller vocabulary"],
 )
 def test_features_that_the_target_cannot_have_made(alone, tmp_path, change, message):
     features = store_of(tmp_path / "features", **change)

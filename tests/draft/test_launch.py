@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from eagle3lab.draft.alone import alone
-from eagle3lab.draft.launch import CONFIG, LOCK, LOG, launch
+from eagle3lab.draft.launch import CONFIG, LOCK, LOG, train
 from eagle3lab.draft.train_job import STREAM
 from eagle3lab.features import lock
 from tests.draft.jobs import RECIPE
 from tests.draft.test_state import HOLD
 
 ROOT = Path(__file__).parents[2]
+UNTOUCHED = None  # a trainer with which nothing may be done: what lies in the folder is another's
 
 
 def kept(folder):
@@ -32,7 +33,7 @@ def test_a_launch_into_the_folder_of_another_process_is_refused_and_touches_noth
     try:
         assert other.stdout.readline() == "True\n"
         with pytest.raises(RuntimeError, match=f"another process trains in {tmp_path}"):
-            next(launch(dataclasses.replace(job, folder=tmp_path), 2))
+            next(train(dataclasses.replace(job, folder=tmp_path), UNTOUCHED, 2))
     finally:
         other.communicate("\n")
     assert kept(tmp_path) == dict.fromkeys((STREAM, LOG, CONFIG, "failure-1.json"), b"of the first\n")
@@ -62,14 +63,15 @@ def test_one_process_holds_a_folder_once_and_others_at_the_same_time(tmp_path):
 def test_a_second_launch_of_this_process_leaves_the_first_alone(job, tmp_path):
     """From the same thread and from another, while the first runs; it goes on, and every row is told."""
     one = dataclasses.replace(job, folder=tmp_path, recipe=dataclasses.replace(RECIPE, epochs=4), log_every=1)
-    first = launch(one, 2)
+    trainer = one.trainer()
+    first = train(one, trainer, 2)
     told = [next(first)["step"]]
     before = kept(tmp_path)
     with ThreadPoolExecutor(1) as another_thread:
         for run in (next, lambda rows: another_thread.submit(next, rows).result()):
             with pytest.raises(RuntimeError, match=f"this process trains in {tmp_path} already"):
-                run(launch(one, 2))
+                run(train(one, UNTOUCHED, 2))
     assert kept(tmp_path)[CONFIG] == before[CONFIG] and kept(tmp_path)[STREAM].startswith(before[STREAM])
     told += [row["step"] for row in first]
-    assert told == list(range(1, one.trainer().total_steps + 1))
+    assert told == list(range(1, trainer.total_steps + 1)) and trainer.step == told[-1]
     assert not lock._HELD  # the folder is free again
