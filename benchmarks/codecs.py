@@ -4,7 +4,8 @@ Every answer of a corpus made by notebook 02 is captured once and written to one
 trained on, and the held-out ones, measure the accept length (simulated greedy chain, which equals the served one).
 Seeds are paired: the same start weights and order of rows for every codec.
 Usage: python -m benchmarks.codecs runs/<inference run>/corpus.parquet --work runs/codecs
-Results are one JSON line each in <work>/results.jsonl; a run that was cut off goes on after the last of them.
+Results are one JSON line each in <work>/results.jsonl, with their setting; a run that was cut off goes on after the
+last of them. The study of the README is dev/codecs.jsonl.
 """
 
 import argparse
@@ -16,18 +17,20 @@ import torch
 from benchmarks.compared import mean_and_error
 from eagle3lab.analysis.accept import AcceptSetting, summarise
 from eagle3lab.analysis.heldout import LEAST_ANSWER, AnswerRow, simulate
-from eagle3lab.data.corpus import read_corpus
+from eagle3lab.data.corpus import corpus_summary, read_corpus
 from eagle3lab.data.targets import resolve_target
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.train_job import TrainJob
 from eagle3lab.draft.vocab import build_vocab, count_tokens
 from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.servers.model_files import read_target
+from eagle3lab.features.precision import resolve_dtype
 from eagle3lab.features.slots import spans_to_mask
 from eagle3lab.features.store import FeatureStore, FeatureWriter
 from eagle3lab.workbench.files import append_jsonl, read_jsonl
 
 CODECS = ("bf16", "fp8", "fp8+top64", "fp8+top16")
+SETTING = ("train_rows", "heldout_rows", "epochs", "ttt_steps", "batch_tokens", "draft_vocab_size", "target")
 BATCH_TOKENS = 2048
 
 
@@ -117,6 +120,13 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=640)
     parser.add_argument("--draft-vocab-size", type=int, default=3072)
     arguments = parser.parse_args()
+    path = arguments.work / "results.jsonl"
+    setting = {name: getattr(arguments, name) for name in SETTING}
+    setting |= {"corpus": corpus_summary(arguments.corpus)["fingerprint"], "compute_dtype": resolve_dtype("auto")}
+    results = read_jsonl(path, repair=True)
+    if any(row["setting"] != setting for row in results):
+        raise SystemExit(f"{path} holds results of another setting: use another --work, or the same arguments")
+    done = {(row["codec"], row["seed"]) for row in results}
     folder = resolve_target(arguments.target)
     rows = (row for row in read_corpus(arguments.corpus) if row["origin"] == "target")
     answered = [row for row in rows if row["loss_spans"][0][1] - row["loss_spans"][0][0] >= LEAST_ANSWER]
@@ -130,8 +140,6 @@ def main() -> None:
     pairs = [(ids_T, spans_to_mask(every_token(row), len(ids_T))) for ids_T, row in zip(ids, train, strict=True)]
     vocab_map = arguments.work / "vocab_map.safetensors"
     build_vocab(count_tokens(pairs, read_target(folder).vocab_size), arguments.draft_vocab_size).save(vocab_map)
-    path = arguments.work / "results.jsonl"
-    done = {(row["codec"], row["seed"]) for row in read_jsonl(path, repair=True)}
     print(
         f"{len(train)} answers to train on x {arguments.epochs} epochs, {len(heldout)} others to measure with",
         flush=True,
@@ -145,12 +153,13 @@ def main() -> None:
                 epochs=arguments.epochs,
                 ttt_steps=arguments.ttt_steps,
                 batch_tokens=arguments.batch_tokens,
+                compute_dtype=setting["compute_dtype"],
             )
             store = FeatureStore(arguments.work / codec)
             paths = (folder, store.folder, vocab_map, arguments.work / f"state-{codec}-{seed}")
             result = measure(TrainJob(*paths, recipe, log_every=50), heldout, arguments.ttt_steps)
             size = {"bytes_per_token": store.info["bytes"] / store.info["tokens"], "hidden_size": store.hidden_size}
-            append_jsonl(path, {"codec": codec, "seed": seed, **size, **result})
+            append_jsonl(path, {"codec": codec, "seed": seed, **size, **result, "setting": setting})
             print(report(read_jsonl(path), arguments.codecs), flush=True)
     print(report(read_jsonl(path), arguments.codecs))
 
