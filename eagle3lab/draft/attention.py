@@ -13,33 +13,43 @@ kernel over the step-0 keys and merge the later steps' keys through the log-sum-
            flex_attention has a gradient for its log-sum-exp too.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 aten = torch.ops.aten
 FEW = 3  # anchors are few where this many times the most of a row are no more than the longest row's slots
+MASK_CELLS = 2**21  # of one call of the CPU's kernel: 8 MiB in float32
+BLOCK = 128  # anchors, or slots, of one tile of flex_attention
 
 
 @dataclass(frozen=True)
 class Queries:
     """The grid [B, length] in which the CPU's kernel finds the anchors' queries; a cell is row * length + place.
 
-    mask_B1LT: what each cell sees, 0 or -inf (a cell without an anchor sees all: its gradient is zero). None: places
-    are positions, and the kernel is causal by itself.
+    last_BL: position of the last key that each cell sees (a cell without an anchor sees all: its gradient is zero).
+    None: places are positions, and the kernel is causal by itself.
     """
 
     length: int
     cell_N: torch.Tensor
-    mask_B1LT: torch.Tensor | None
+    last_BL: torch.Tensor | None
 
-    def sees(self, dtype) -> dict:
-        """What the kernel is to mask, as its arguments."""
-        if self.mask_B1LT is None:
-            return {"is_causal": True}
-        return {"is_causal": False, "attn_mask": self.mask_B1LT.to(dtype)}
+    def parts(self, longest: int, dtype: torch.dtype) -> Iterator[tuple[slice, dict]]:
+        """Which places one call of the kernel takes, and what it is to mask, as its arguments. A mask of all places
+        at once would hold anchors x longest row."""
+        if self.last_BL is None:
+            yield slice(None), {"is_causal": True}
+            return
+        key_T = torch.arange(longest, device=self.last_BL.device)
+        places = max(1, MASK_CELLS // (len(self.last_BL) * longest))
+        for part in (slice(start, start + places) for start in range(0, self.length, places)):
+            ahead_B1PT = key_T > self.last_BL[:, None, part, None]
+            mask_B1PT = torch.zeros(ahead_B1PT.shape, dtype=dtype, device=key_T.device)
+            yield part, {"is_causal": False, "attn_mask": mask_B1PT.masked_fill_(ahead_B1PT, float("-inf"))}
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,28 @@ class Layout:
 
     @cached_property
     def block_mask(self) -> BlockMask:
-        """What step-0 keys an anchor sees, for flex_attention: its row's, up to its own. The same for every step."""
+        """What step-0 keys an anchor sees, for flex_attention: its row's, up to its own. The same for every step.
+
+        Cells ascend, so the keys of a tile of anchors lie between the first one's row's first key and the last one's
+        own, and all of its anchors see what lies between the last one's row's first key and the first one's own. That
+        takes no mask of anchors x slots, which create_block_mask makes.
+        """
         anchor_cell_N, slot_cell_S = self.anchor_cell_N, self.slot_cell_S
         row_start_N = anchor_cell_N - anchor_cell_N % self.longest
 
         def sees(_, __, n, s):
             return (slot_cell_S[s] <= anchor_cell_N[n]) & (slot_cell_S[s] >= row_start_N[n])
 
-        sizes = anchor_cell_N.numel(), slot_cell_S.numel()
-        return create_block_mask(sees, None, None, *sizes, device=str(slot_cell_S.device))
+        N, S = anchor_cell_N.numel(), slot_cell_S.numel()
+        begin_N, end_N = torch.searchsorted(slot_cell_S, torch.stack([row_start_N, anchor_cell_N + 1]))
+        first = torch.arange(0, N, BLOCK, device=slot_cell_S.device)
+        last = (first + BLOCK - 1).clamp(max=N - 1)
+        tile = torch.arange(0, S, BLOCK, device=slot_cell_S.device)  # the first slot of each
+        some = (tile + BLOCK > begin_N[first, None]) & (tile < end_N[last, None])
+        every = (tile >= begin_N[last, None]) & (tile + BLOCK <= end_N[first, None])
+        every &= (first + BLOCK <= N)[:, None]
+        tables = [x for table in (some & ~every, every) for x in _in_order(table)]
+        return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(N, S))
 
     @cached_property
     def queries(self) -> Queries:
@@ -79,10 +102,8 @@ class Layout:
             return Queries(self.longest, self.anchor_cell_N, None)
         first_B = count_B.cumsum(0) - count_B  # anchors come row by row
         cell_N = row_N * most + torch.arange(len(row_N), device=row_N.device) - first_B[row_N]
-        mask_CT = torch.zeros(self.rows * most, self.longest, device=row_N.device)
-        ahead_NT = torch.arange(self.longest, device=row_N.device) > position_N[:, None]
-        mask_CT.index_copy_(0, cell_N, mask_CT[cell_N].masked_fill_(ahead_NT, float("-inf")))
-        return Queries(most, cell_N, mask_CT.view(self.rows, 1, most, self.longest))
+        last_C = torch.full((self.rows * most,), self.longest, device=row_N.device).index_copy_(0, cell_N, position_N)
+        return Queries(most, cell_N, last_C.view(self.rows, most))
 
     def grid(self, x_NHD, cell_N, length=None, heads=None):
         """Scatters [N, h, D] into a zero grid [B, h, length, D], of T by default; `heads` repeats key/value heads up to
@@ -96,6 +117,13 @@ class Layout:
     def flat(self, grid_BHTD, cell_N):
         """The inverse of `grid` at the given cells: [N, h, D] (or [N, h] from [B, h, T])."""
         return grid_BHTD.transpose(1, 2).flatten(0, 1)[cell_N]
+
+
+def _in_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A boolean table of tiles [anchors, slots] as flex_attention wants it: how many are set in each line, and which
+    (those first)."""
+    count, order = table.sum(-1), table.int().argsort(descending=True, stable=True)
+    return count.int()[None, None], order.int()[None, None]
 
 
 def joint_attention(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout):
@@ -149,6 +177,11 @@ def flex_joint(q_NQD, k0_SGD, v0_SGD, k_JNGD, v_JNGD, layout: Layout, kernel=fle
     return out_NQD * (lse_NQ - joint_NQ).exp().to(q_NQD.dtype)[..., None] + extra_NQD
 
 
+def _along_places(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parts [B, h, P, ...] of a grid, put together."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
+
+
 class _FlashJoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_NQD, k0_SGD, v0_SGD, layout, J, *kv):
@@ -158,9 +191,13 @@ class _FlashJoint(torch.autograd.Function):
         q_grid = layout.grid(q_NQD, queries.cell_N, queries.length)
         k_grid = layout.grid(k0_SGD, layout.slot_cell_S, heads=Q)
         v_grid = layout.grid(v0_SGD, layout.slot_cell_S, heads=Q)
-        out_grid, lse_grid = aten._scaled_dot_product_flash_attention_for_cpu(
-            q_grid, k_grid, v_grid, 0.0, scale=scale, **queries.sees(q_NQD.dtype)
-        )
+        made = [
+            aten._scaled_dot_product_flash_attention_for_cpu(
+                q_grid[:, :, part], k_grid, v_grid, 0.0, scale=scale, **sees
+            )
+            for part, sees in queries.parts(layout.longest, q_NQD.dtype)
+        ]
+        out_grid, lse_grid = (_along_places(parts) for parts in zip(*made, strict=True))
         out_NQD = layout.flat(out_grid, queries.cell_N)
         lse_NQ = layout.flat(lse_grid, queries.cell_N)
         if J:
@@ -188,19 +225,17 @@ class _FlashJoint(torch.autograd.Function):
         lse_cells = lse_grid.transpose(1, 2).flatten(0, 1).index_copy(0, queries.cell_N, lse_NQ)
         joint_grid = lse_cells.view(layout.rows, queries.length, Q).transpose(1, 2)
         # In float32: on rows up to about a thousand tokens the bfloat16 backward kernel takes 2 to 3 times as long.
-        grids = [
-            layout.grid(x.float(), cells, length, Q)
-            for x, cells, length in (
-                (grad_NQD, queries.cell_N, queries.length),
-                (q_NQD, queries.cell_N, queries.length),
-                (k0_SGD, layout.slot_cell_S, layout.longest),
-                (v0_SGD, layout.slot_cell_S, layout.longest),
-                (out_NQD, queries.cell_N, queries.length),
+        of_queries = [layout.grid(x.float(), queries.cell_N, queries.length) for x in (grad_NQD, q_NQD, out_NQD)]
+        keys_values = [layout.grid(x.float(), layout.slot_cell_S, heads=Q) for x in (k0_SGD, v0_SGD)]
+        dq_parts, dk_grid, dv_grid = [], None, None
+        for part, sees in queries.parts(layout.longest, torch.float32):
+            grad, q, out, joint = (x[:, :, part] for x in (*of_queries, joint_grid))
+            dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, *keys_values, out, joint, 0.0, scale=scale, **sees
             )
-        ]
-        dq_grid, dk_grid, dv_grid = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *grids, joint_grid, 0.0, scale=scale, **queries.sees(torch.float32)
-        )
+            dq_parts.append(dq)
+            dk_grid, dv_grid = (dk, dv) if dk_grid is None else (dk_grid.add_(dk), dv_grid.add_(dv))
+        dq_grid = _along_places(dq_parts)
         dtype = q_NQD.dtype
         dq_NQD = layout.flat(dq_grid, queries.cell_N).to(dtype)
         dk0 = layout.flat(dk_grid, layout.slot_cell_S).unflatten(1, (G, Q // G)).sum(2).to(dtype)

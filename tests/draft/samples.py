@@ -31,6 +31,11 @@ def make_row(seed: int, length: int, spans, dtype=torch.float32):
     )
 
 
+def agent_rows() -> list[SimpleNamespace]:
+    """Short answers after much that is only read: few anchors. Two turns, one, and one of another length."""
+    return [make_row(1, 60, [(40, 44), (50, 56)]), make_row(2, 37, [(30, 37)]), make_row(3, 90, [(80, 90)])]
+
+
 def pickle_tensors(folder: Path) -> Path:
     """Lets the folder hold its tensors as EAGLE's authors publish them."""
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

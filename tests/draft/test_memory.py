@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.live_bytes import LiveBytes
 from benchmarks.usual import PaddedBatch, usual_loss
+from eagle3lab.draft import attention
 from eagle3lab.draft.batch import make_batch
 from eagle3lab.draft.recipe import Recipe
 from eagle3lab.draft.ttt import CHUNK, ttt_loss
@@ -16,12 +17,12 @@ from tests.draft.samples import H, make_draft, make_row
 IDS, LENGTH, STEPS = 2048, 64, 3
 
 
-def ours(rows, vocabulary=IDS // 4, steps=STEPS):
-    """Peak bytes of loss and gradient of as many rows."""
+def ours(rows, vocabulary=IDS // 4, steps=STEPS, length=LENGTH, trained=LENGTH - 8):
+    """Peak bytes of loss and gradient of as many rows, of which the last tokens are trained."""
     draft, head_VH = make_draft(vocab_size=IDS, draft_vocab_size=vocabulary), torch.randn(IDS, H)
     draft_id_V = torch.full((IDS,), -1)
     draft_id_V[draft.target_ids_W] = torch.arange(vocabulary)
-    batch = make_batch([make_row(i, LENGTH, [(8, LENGTH)]) for i in range(rows)], steps)
+    batch = make_batch([make_row(i, length, [(length - trained, length)]) for i in range(rows)], steps)
     assert len(batch.last_PH) > 2 * CHUNK
     recipe, mean_K = Recipe(ttt_steps=steps, drop_oov=False), batch.weight_KN.sum(1)
     with LiveBytes() as memory:
@@ -61,6 +62,14 @@ def test_bytes_are_counted_by_hand():
 def test_memory_is_linear_in_tokens():
     few, twice, four_times = ours(16), ours(32), ours(64)
     assert four_times - twice == pytest.approx(2 * (twice - few), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [1 / 8, 7 / 8], ids=["agent", "chat"])
+def test_a_token_of_a_long_row_takes_no_more_memory(share, monkeypatch):
+    """Attention keeps nothing of slots x slots, whether few of them are trained or many."""
+    monkeypatch.setattr(attention, "MASK_CELLS", 2**14)
+    short, long = (ours(8192 // n, length=n, trained=int(share * n)) for n in (512, 4096))
+    assert long <= 1.05 * short
 
 
 def test_a_token_takes_no_more_memory_with_a_larger_vocabulary():

@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import flex_attention
 
 from eagle3lab.draft import attention, ttt
 from eagle3lab.draft.batch import make_batch, slot_mask
 from eagle3lab.draft.recipe import Recipe
 from tests.draft import reference
-from tests.draft.samples import V, make_draft, make_row
+from tests.draft.samples import V, agent_rows, make_draft, make_row
 
 
 def package_loss(draft, rows, recipe, head_VH):
@@ -107,77 +106,12 @@ def test_small_chunks_give_the_same_loss(draft, rows, head, monkeypatch):
     assert package_loss(draft, rows, recipe, head).item() == pytest.approx(whole, rel=1e-6)
 
 
-def agent_rows():
-    """Short answers after much that is only read: few anchors. Two turns, one, and one of another length."""
-    return [make_row(1, 60, [(40, 44), (50, 56)]), make_row(2, 37, [(30, 37)]), make_row(3, 90, [(80, 90)])]
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-@pytest.mark.parametrize("few", [False, True])
-def test_flash_attention_equals_dense(rows, dtype, tolerance, few):
-    """Forward and every gradient of the merged flash kernel against explicit scores, three later steps."""
-    batch = make_batch(agent_rows() if few else rows, 4)
-    layout = attention.Layout.of(batch)
-    assert (layout.queries.mask_B1LT is not None) == few
-    N, S = batch.anchor_N.numel(), batch.row_S.numel()
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(N, 4, 8), (S, 2, 8), (S, 2, 8)] + [(N, 2, 8)] * 6
-    results = []
-    values = [torch.randn(shape, generator=generator) for shape in shapes]
-    upstream = torch.randn(N, 4, 8, generator=generator)
-    for function, kind in ((attention.joint_attention, dtype), (attention.dense_attention, torch.float64)):
-        leaves = [v.to(dtype).to(kind).clone().requires_grad_() for v in values]
-        out = function(leaves[0], leaves[1], leaves[2], leaves[3:6], leaves[6:], layout)
-        out.backward(upstream.to(dtype).to(kind))
-        results.append([out.detach().double()] + [leaf.grad.double() for leaf in leaves])
-    for fast, slow in zip(*results, strict=True):
-        assert (fast - slow).norm() <= tolerance * slow.norm()
-
-
 def test_few_anchors_train_like_the_double_loop(head):
     """Every slot and step of rows whose anchors are few, both ways; and the kernel gets no other query."""
     draft, recipe, rows = make_draft(), Recipe(ttt_steps=3), agent_rows()
     queries = attention.Layout.of(make_batch(rows, 3)).queries
     assert queries.length == 9 and len(set(queries.cell_N.tolist())) == len(queries.cell_N)  # row 3: 10 less 1
     assert_double_loop(draft, rows, recipe, head)
-
-
-def attention_inputs(batch, J, dtype=torch.float64):
-    """Random queries, keys and values of a batch, float64; 4 query heads share 2 key/value heads."""
-    N, S = batch.anchor_N.numel(), batch.row_S.numel()
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(N, 4, 8), (S, 2, 8), (S, 2, 8)] + [(N, 2, 8)] * (2 * J)
-    values = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
-    return values, torch.randn(N, 4, 8, generator=generator, dtype=dtype)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("J", [0, 1, 3])
-def test_flex_attention_equals_dense_forward_and_gradient(rows, monkeypatch, J):
-    """The path of CUDA, uncompiled on the CPU, where torch has its gradient too but does not offer it."""
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    batch = make_batch(rows, 4)
-    layout, results = attention.Layout.of(batch), []
-    values, upstream = attention_inputs(batch, J)
-    for function in (attention.flex_joint, attention.dense_attention):
-        leaves = [value.clone().requires_grad_() for value in values]
-        out = function(*leaves[:3], leaves[3 : 3 + J], leaves[3 + J :], layout)
-        out.backward(upstream)
-        results.append([out.detach()] + [leaf.grad for leaf in leaves])
-    for fused, dense in zip(*results, strict=True):
-        torch.testing.assert_close(fused, dense, rtol=1e-5, atol=1e-6)  # its log-sum-exp is float32
-
-
-def test_flex_attention_sees_what_dense_attention_sees(rows):
-    """The block mask against the definition: the same row, and no later slot."""
-    batch = make_batch(rows, 3)
-    layout = attention.Layout.of(batch)
-    N, S = batch.anchor_N.numel(), batch.row_S.numel()
-    row_N, position_N = batch.row_S[batch.anchor_N], batch.position_S[batch.anchor_N]
-    for n in range(N):
-        for s in range(S):
-            expected = bool(row_N[n] == batch.row_S[s]) and bool(batch.position_S[s] <= position_N[n])
-            assert bool(layout.block_mask.mask_mod(0, 0, torch.tensor(n), torch.tensor(s))) == expected
 
 
 @given(
