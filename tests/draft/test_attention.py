@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from eagle3lab.draft import attention
 from eagle3lab.draft.batch import make_batch
-from tests.draft.samples import agent_rows
+from tests.draft.samples import agent_rows, make_row
 
 
 def attention_inputs(batch, J, dtype=torch.float64):
@@ -125,3 +125,36 @@ def test_where_every_slot_is_an_anchor_the_tiles_are_those_of_torch(lengths):
     theirs = create_block_mask(ours.mask_mod, None, None, *ours.seq_lengths, device="cpu", BLOCK_SIZE=4)
     for mine, torchs in zip(tiles_of(ours), tiles_of(theirs), strict=True):
         assert torch.equal(mine, torchs)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_compiled_kernel_sees_by_our_tiles():
+    """More than one tile of anchors and of slots. On a CPU torch 2.13 compiles flex_attention for fixed shapes, without
+    its gradient and its log-sum-exp, so this is the first TTT step, where nothing is merged."""
+    kernel = torch.compile(flex_attention.flex_attention, dynamic=False)
+    for lengths in ([300, 40, 130], [90, 500]):
+        batch = make_batch([make_row(i, n, [(n // 3, n)]) for i, n in enumerate(lengths)], 1)
+        layout = attention.Layout.of(batch)
+        values, _ = attention_inputs(batch, 0, torch.float32)
+        grids = [x.transpose(0, 1)[None] for x in values]
+        out_NQD = kernel(*grids, block_mask=layout.block_mask, enable_gqa=True)[0].transpose(0, 1)
+        dense_NQD = attention.dense_attention(*values, [], [], layout)
+        torch.testing.assert_close(out_NQD, dense_NQD, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-2), (torch.bfloat16, 3e-2)])
+def test_on_a_gpu_attention_equals_dense(dtype, tolerance):
+    """Forward and every gradient, compiled; shapes that change."""
+    for lengths in ([300, 40, 130], [90, 500], [64]):
+        batch = make_batch([make_row(i, n, [(n // 3, n)]) for i, n in enumerate(lengths)], 3).to("cuda")
+        results = []
+        values, upstream = attention_inputs(batch, 2, dtype)
+        for function, kind in ((attention.joint_attention, dtype), (attention.dense_attention, torch.float64)):
+            leaves = [value.to("cuda", kind).requires_grad_() for value in values]
+            out = function(*leaves[:3], leaves[3:5], leaves[5:], attention.Layout.of(batch))
+            out.backward(upstream.to("cuda", kind))
+            results.append([out.detach().double()] + [leaf.grad.double() for leaf in leaves])
+        for fused, dense in zip(*results, strict=True):
+            assert (fused - dense).norm() <= tolerance * dense.norm()
