@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from eagle3lab.data.fingerprint import target_fingerprint
 from eagle3lab.draft import fit
@@ -44,8 +46,9 @@ class TrainJob:
     target: local folder of the target. features: the feature store. vocab_map: its vocabulary map. folder: where the
     checkpoints go. sizes: fields of DraftConfig that shall differ from the target's. row_ids: train on these rows only.
     heldout_rows: how many rows of the split "heldout" the accept length is measured on. sharded: several processes
-    split weights and moments. device: "cpu" or "cuda". serve_with: the engine release that shall run the drafter.
-    trust_remote_code: the target's tokenizer may be code in its folder. The other fields are those of `Trainer.run`.
+    split weights, gradients and moments (FSDP2). device: "cpu" or "cuda". serve_with: the engine release that shall run
+    the drafter. trust_remote_code: the target's tokenizer may be code in its folder. The other fields are those of
+    `Trainer.run`.
     """
 
     target: str
@@ -143,12 +146,19 @@ class TrainJob:
         return trainer.run(self.checkpoint_every, self.log_every, self.evaluate_every, self.num_steps, self.keep)
 
 
+def _weights_here(draft: nn.Module) -> int:
+    """How many of the trained numbers lie in this process: all of them, or its part."""
+    return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in draft.parameters())
+
+
 def main(path: str) -> None:
     """One process of a job."""
     job, team, parent = TrainJob.load(path), Team.join(), os.getppid()
     folder = Path(job.folder)
     try:
-        for row in job.run(job.trainer(team)):
+        trainer = job.trainer(team)
+        print(f"process {team.rank + 1} of {team.size} holds {_weights_here(trainer.draft):,} weights", flush=True)
+        for row in job.run(trainer):
             if team.leads:
                 append_jsonl(folder / STREAM, row)
             launcher = os.environ.get(LAUNCHER)

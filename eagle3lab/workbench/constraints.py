@@ -156,6 +156,11 @@ RULES: tuple[Rule, ...] = (
         "processes share the micro-batches of a step: at least 1, and at most accumulate",
     ),
     Rule(
+        ("sharded", "processes"),
+        lambda sharded, processes: processes > 1 or not sharded,
+        "weights are split over processes: set processes to at least 2",
+    ),
+    Rule(
         ("export_best", "heldout_rows"),
         lambda best, rows: rows > 0 or not best,
         "the best weights are known by held-out rows: set heldout_rows and evaluate_every",

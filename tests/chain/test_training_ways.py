@@ -1,6 +1,7 @@
 """The smoke profile's extraction and training in their other ways: a damaged shard, no store, two processes."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -84,8 +85,8 @@ def test_training_without_a_store_learns_what_training_with_one_does(smoke_chain
 
 def test_two_processes_best_weights_and_long_rows_from_the_notebook(runs_dir):
     changes = {
-        "processes": 2, "accumulate": 2, "epochs": 6, "heldout_rows": 6, "evaluate_every": 10, "export_best": True,
-        "max_length": 64, "fc_norm": False, "norm_output": False, "step_decay": 0.9,
+        "processes": 2, "accumulate": 2, "sharded": True, "epochs": 6, "heldout_rows": 6, "evaluate_every": 10,
+        "export_best": True, "max_length": 64, "fc_norm": False, "norm_output": False, "step_decay": 0.9,
     }  # fmt: skip
     [folder] = run(runs_dir, ["training"], **changes)
     told = results(folder)
@@ -106,5 +107,8 @@ def test_two_processes_best_weights_and_long_rows_from_the_notebook(runs_dir):
     assert "fc_norm" not in config and "norm_output" not in config
     assert not [name for name in exported if "fc_norm" in name]
     assert (folder / "checkpoints" / "stream.jsonl").exists()  # what two processes wrote
+    log = (folder / "checkpoints" / "processes.log").read_text()
+    held = [int(count.replace(",", "")) for count in re.findall(r"process . of 2 holds (\S+) weights", log)]
+    assert len(held) == 2 and sum(held) == told["weights"] and max(held) < 0.6 * told["weights"]  # split, not copied
     assert int(checkpoints(folder / "checkpoints")[-1].name.removeprefix("step-")) == told["steps"]
     assert "starting at step 0" in printed(folder, "04_training.ipynb")

@@ -3,8 +3,11 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eagle3lab.draft.order import epoch_seed, micro_batches, shard_windows, training_plan
+from eagle3lab.draft.team import Team
 
 LENGTHS = {f"r{i}": 5 + (7 * i) % 50 for i in range(101)}
 SHARD_OF = {row_id: f"shard-{i // 9}" for i, row_id in enumerate(LENGTHS)}
@@ -50,3 +53,15 @@ def test_without_windows_shards_do_not_matter():
     batches = micro_batches(LENGTHS, 128, epoch_seed(5, 0))
     assert plan == [batches[i : i + 3] for i in range(0, len(batches), 3)]
     assert plan == training_plan(LENGTHS, 128, 3, 1, 5, SHARD_OF.__getitem__, 10**9)  # one window of everything
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 7), st.integers(1, 7), st.integers(0, 9))
+def test_any_number_of_processes_trains_the_same_rows_in_each_step(lengths, size, accumulate, seed):
+    """The plan knows nothing of processes. Their shares of a step are the step, and differ by a micro-batch at most."""
+    rows = {f"r{i}": length for i, length in enumerate(lengths)}
+    plan = training_plan(rows, 64, accumulate, 2, seed)
+    assert sorted(row_id for step in plan for batch in step for row_id in batch) == sorted([*rows, *rows])
+    for step in plan:
+        shares = [Team(rank, size).share(step) for rank in range(size)]
+        assert sorted(batch for share in shares for batch in share) == sorted(step)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1 and len(shares[0]) == max(map(len, shares))

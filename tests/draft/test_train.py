@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from eagle3lab.draft import train
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.order import micro_batches, training_plan
 from eagle3lab.draft.recipe import Recipe
@@ -183,7 +185,38 @@ def test_tokens_seen_go_on_over_a_restart(tmp_path, head):
     assert rows[0]["tokens_seen"] == first["tokens_seen"] + rows[0]["tokens"]
     # a row of n tokens has slots 0 .. n-3 with a token to predict; 12 rows of 6 + i % 9 tokens, two epochs
     assert rows[-1]["tokens_seen"] == 2 * sum(6 + i % 9 - 2 for i in range(12))
-    assert rows[0]["seconds_left"] > 0 and rows[-1]["seconds_left"] == 0
+
+
+def test_speed_and_time_left_by_hand(tmp_path, head, monkeypatch):
+    """A training that goes on after two steps. A step takes 2 s, the fifth and sixth take 6 s; a measurement of the
+    held-out rows, 100 s."""
+    recipe = dataclasses.replace(RECIPE, epochs=1, batch_tokens=16)
+    next(training(tmp_path, head, recipe)[0].run(checkpoint_every=1, log_every=2))
+    trainer, _ = training(tmp_path, head, recipe)
+    assert trainer.step == 2 and trainer.total_steps > 8
+    trainer.heldout = ["r0"]
+    now, optimize, evaluate = [1000.0], trainer._optimize, trainer._evaluate
+
+    def step(*args, **options):
+        now[0] += 6 if trainer.step in (4, 5) else 2
+        return optimize(*args, **options)
+
+    def measurement(*args):
+        now[0] += 100
+        return evaluate(*args)
+
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(trainer, "_optimize", step)
+    monkeypatch.setattr(trainer, "_evaluate", measurement)
+    rows = {row["step"]: row for row in trainer.run(log_every=2, evaluate_every=6)}
+    read = [rows[step]["tokens"] for step in (4, 6, 8)]
+    assert rows[4]["tokens_per_second"] == pytest.approx(read[0] / 4)
+    assert rows[6]["tokens_per_second"] == pytest.approx((read[1] - read[0]) / 12)
+    assert rows[8]["tokens_per_second"] == pytest.approx((read[2] - read[1]) / 4)  # without the 100 s
+    assert [rows[step]["seconds"] for step in (4, 6, 8)] == [4, 116, 120]  # of this process, as on the wall
+    total = trainer.total_steps
+    assert rows[4]["seconds_left"] == pytest.approx(4 / 2 * (total - 4))
+    assert rows[6]["seconds_left"] == pytest.approx(116 / 4 * (total - 6)) and rows[total]["seconds_left"] == 0
 
 
 def test_every_row_is_trained_once_an_epoch():

@@ -127,6 +127,11 @@ def test_features_open_as_they_were_kept(choice, tmp_path):
     extract(choice, spec(tmp_path / "store"), some, 10**6)
     write_plan(tmp_path / "plan", map(vars, some), {"corpus": "abc"}, LAYERS, HIDDEN, "bf16", "float32")
     store, live = open_features(tmp_path / "store", choice.target), open_features(tmp_path / "plan", choice.target)
+    assert set(open_features(tmp_path / "store", choice.target, processes=2).ids) == set(store.ids)
+    with pytest.raises(
+        ValueError, match="processes=2, but .*plan keeps no states .* set processes to 1, or run notebook"
+    ):
+        open_features(tmp_path / "plan", "a target that is not loaded", processes=2)
     assert isinstance(store, FeatureStore) and set(live.ids) == set(store.ids) and live.aux_layers == LAYERS
     for row_id in live.ids:
         a, b = store.row(row_id), live.row(row_id)

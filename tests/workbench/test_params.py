@@ -180,6 +180,8 @@ def test_impossible_combinations_are_refused_before_a_kernel(lab):
     assert violations({"num_steps": [3, 0]}) and not violations({"num_steps": [1, 3]})
     assert violations({"topk": 1, "num_steps": 3, "num_draft_tokens": 8})
     assert not violations({"draft_vocab_size": None, "aux_layers": None})
+    assert violations({"sharded": True, "processes": 1}) and not violations({"sharded": False, "processes": 1})
+    assert not violations({"sharded": True, "processes": 2})
     assert violations({"processes": 2, "accumulate": 1}) and not violations({"processes": 2, "accumulate": 3})
     assert violations({"export_best": True, "heldout_rows": 0})
     assert not violations({"export_best": True, "heldout_rows": 2})
