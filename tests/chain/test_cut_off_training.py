@@ -1,4 +1,5 @@
-"""A real training cut off twice, by Ctrl-C and by a killed kernel, ends with the weights of an undisturbed one."""
+"""A real training cut off twice, by Ctrl-C and by a killed kernel, ends with the weights of an undisturbed one; one of
+two processes that is cut off leaves none of them behind, and goes on."""
 
 import json
 import os
@@ -22,8 +23,9 @@ UPSTREAM = ("data_prep", "inference", "extraction")
 class Training:
     """The command that trains in a runs folder of its own, on copies of the chain's upstream runs."""
 
-    def __init__(self, smoke_chain, runs_dir):
+    def __init__(self, smoke_chain, runs_dir, **changes):
         self.runs_dir = runs_dir
+        self.changes = {"epochs": EPOCHS, "runs_dir": runs_dir} | changes
         for stage in UPSTREAM:
             folder = smoke_chain.folder(stage)
             shutil.copytree(folder, runs_dir / folder.name)
@@ -31,7 +33,7 @@ class Training:
     def start(self, *stages):
         command = [
             sys.executable, "-m", "eagle3lab", "run", "smoke", *stages,
-            "-p", "epochs", str(EPOCHS), "-p", "runs_dir", str(self.runs_dir),
+            *(word for name, value in self.changes.items() for word in ("-p", name, str(value))),
         ]  # fmt: skip
         return subprocess.Popen(
             command, cwd=package_parent(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -55,6 +57,11 @@ class Training:
         while self.checkpoint() <= after:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
             time.sleep(0.02)
+
+    def told_steps(self):
+        """Steps of its metric rows, and how many there are."""
+        steps = [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return steps, json.loads((self.folder / "results.json").read_text())["steps"]
 
 
 def gone(process):
@@ -107,8 +114,7 @@ def test_interrupted_and_killed_training_ends_with_the_same_weights(smoke_chain,
     assert output.count("unchanged: smoke-") == 3 and "was kernel_died: continues where it stopped" in output
     assert training.record["state"] == "ok"
     assert f"continuing after step {second_cut}" in executed_text(training.folder)
-    steps = [json.loads(line)["step"] for line in (training.folder / "metrics.jsonl").read_text().splitlines()]
-    total = json.loads((training.folder / "results.json").read_text())["steps"]
+    steps, total = training.told_steps()
     assert second_cut < total
     assert steps == list(range(10, total + 1, 10))  # no step told twice, none left out
 
@@ -117,3 +123,25 @@ def test_interrupted_and_killed_training_ends_with_the_same_weights(smoke_chain,
     assert undisturbed.folder.name == training.folder.name
     weights = [(one.folder / "draft" / "model.safetensors").read_bytes() for one in (training, undisturbed)]
     assert weights[0] == weights[1]
+
+
+def test_an_interrupted_training_of_two_processes_leaves_none_behind_and_goes_on(smoke_chain, tmp_path):
+    training = Training(smoke_chain, tmp_path / "runs", processes=2, accumulate=2, sharded=True)
+    process = training.start("--only", "training")
+    training.wait_for_checkpoint(0, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert (
+        sum("eagle3lab.draft.train_job" in child.cmdline() for child in children) == 3
+    )  # torchrun and its two
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and training.record["state"] == "interrupted", output
+    assert all(gone(child) for child in children)
+    cut = training.checkpoint()
+
+    process = training.start("--only", "training")
+    output = process.communicate(timeout=180)[0]
+    assert process.returncode == 0, output
+    steps, total = training.told_steps()
+    assert cut < total and f"continuing after step {cut}" in executed_text(training.folder)
+    assert steps == [*range(10, total, 10), total] and training.checkpoint() == total
