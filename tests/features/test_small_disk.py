@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -44,7 +45,8 @@ def mounted(folder, size):
     try:
         yield SmallDisk(folder)
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # lazy: what a failed test still holds open must not keep it mounted
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture
@@ -55,9 +57,9 @@ def disk(tmp_path):
 
 def stored_rows(folder):
     """Ids of the rows that count. No file stands beside those that count, and each row reads as it was written."""
-    parts = read_parts(folder)
-    listed = {entry["name"] for manifest in parts.values() for entry in manifest["shards"]}
-    assert {path.name for path in folder.iterdir()} - {".part-00.lock"} == listed | {"part-00.json", "index-00.jsonl"}
+    listed = [entry["name"] for manifest in read_parts(folder).values() for entry in manifest["shards"]]
+    others = {"part-00.json", "index-00.jsonl", ".part-00.lock", STORE}
+    assert sorted(path.name for path in folder.iterdir() if path.name not in others) == sorted(listed)
     assert set_damaged_aside(folder) == []
     writable = folder.parent.parent / "copy"  # a full disk has no room for what makes a store readable
     shutil.copytree(folder, writable)
@@ -109,6 +111,39 @@ def test_a_disk_without_a_free_byte_leaves_the_store_as_it_is(disk):
     write_rows(folder, COUNT, SHARD_TOKENS, added.append)
     assert sorted(f"row-{n}" for n in added) == sorted({f"row-{n}" for n in range(COUNT)} - kept)
     assert_whole(folder, COUNT)
+
+
+def test_one_writer_goes_on_whenever_a_page_of_room_is_made(disk):
+    folder, size, full = disk.folder / "store", 48 * 1024, 0
+    disk.resize(size)
+    writer = FeatureWriter(folder, FINGERPRINT, AUX_LAYERS, HIDDEN, SHARD_TOKENS)
+    for number in range(COUNT):
+        step = partial(writer.add, *make_row(number))
+        while True:
+            try:
+                step()
+                break
+            except DiskFullError:
+                full, size, step = full + 1, size + PAGE, writer.flush  # the row is taken, and waits for its shard
+                stored_rows(folder)
+                disk.resize(size)
+    disk.resize(size + 10 * PAGE)
+    writer.close()
+    assert full > 20 and len(stored_rows(folder)) == COUNT
+    assert_whole(folder, COUNT)
+
+
+def test_parts_on_a_full_disk_become_a_store_when_there_is_room(disk):
+    folder = disk.folder / "store"
+    write_rows(folder, 20, SHARD_TOKENS, part="0")
+    with pytest.raises(OSError, match="No space left"):
+        (disk.folder / "others").write_bytes(bytes(400 * 1024))
+    with pytest.raises(DiskFullError, match=r"is full \(0.0 MB free\).*run it again"):
+        finish_store(folder)
+    assert not (folder / STORE).exists()
+    (disk.folder / "others").unlink()
+    finish_store(folder)
+    assert_whole(folder, 20)
 
 
 def test_the_estimate_refuses_a_real_disk_and_fits_one_of_its_size(disk):
