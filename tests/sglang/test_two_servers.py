@@ -1,4 +1,4 @@
-"""Two servers capture into one feature store at the same time, and one of them may die of it."""
+"""Two servers capture into one feature store at the same time, and one of them may die."""
 
 import os
 import signal
@@ -63,6 +63,9 @@ def capture_at_once(servers, halves, store, on_row):
             return capture_to_store(server.url, server.spec.capture_folder, halves[number], store, 4, on_row=told)
         except ServerGone as gone:
             return gone
+        except BaseException:
+            both_at_work.abort()  # the other one must not wait
+            raise
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(through, (0, 1)))
