@@ -28,10 +28,10 @@ from eagle3lab.features.precision import DTYPES, resolve_dtype
 PACKAGES = Path(__file__).parents[1] / "tests" / "interop" / "packages.txt"
 
 
-def install(folder: Path) -> None:
-    """SpecForge, speculators and what they import, but for torch and transformers, into a folder of their own."""
+def install(folder: Path, packages: Path = PACKAGES) -> None:
+    """Pinned packages (SpecForge, speculators and what they import but for torch and transformers) into a folder."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--require-hashes", "--target", str(folder), "-r", str(PACKAGES)], check=True)
+    subprocess.run([*command, "--require-hashes", "--target", str(folder), "-r", str(packages)], check=True)
 
 
 def without_triton() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,9 @@ def extract(
     on_estimate: Callable[[StoreEstimate], None] | None = None,
 ) -> dict:
     """Captures all rows that the store does not hold yet, and returns store.json's content.
+
+    Where an estimate was made it returns "rest" besides: the rows and tokens that the estimate was of, the seconds it
+    said (`estimated_s`) and the seconds they took (`seconds`).
 
     Where it holds all of them, it is read from end to end first: rows of damaged shards, which a warning names, are
     captured again.
@@ -79,20 +83,30 @@ def _embedded(choice, store, rows, batch_tokens, on_progress, on_estimate) -> di
         capture(some)
         writer.flush()
 
-    _look_ahead(store, [*todo.values()], capture_now, on_estimate, engine.lm_head_VH.shape[0])
+    estimate = _look_ahead(store, [*todo.values()], capture_now, on_estimate, engine.lm_head_VH.shape[0])
+    began = time.perf_counter()
     capture([row for row in todo.values() if row.id not in writer.done_ids])
-    return writer.close()
+    info = writer.close()
+    return info | _told_and_taken(estimate, time.perf_counter() - began)
 
 
-def _look_ahead(store, todo, capture, on_estimate, vocab_size=0) -> None:
+def _told_and_taken(estimate: StoreEstimate | None, seconds: float) -> dict:
+    if estimate is None:
+        return {}
+    times = {"estimated_s": round(estimate.hours * 3600, 2), "seconds": round(seconds, 2)}
+    return {"rest": {"rows": estimate.rows, "tokens": estimate.tokens, **times}}
+
+
+def _look_ahead(store, todo, capture, on_estimate, vocab_size=0) -> StoreEstimate | None:
     """Captures a sample of many missing rows, tells what the rest will take, and refuses a disk that is too small."""
     if on_estimate is None or len(todo) <= 2 * SAMPLE_ROWS:
-        return
+        return None
     estimate = estimate_by_sample(
         store.folder, todo, capture, store.codec, len(store.aux_layers), store.hidden_size, vocab_size
     )
     on_estimate(estimate)
     estimate.require_disk(store.folder)
+    return estimate
 
 
 def _served(choice, store, rows, on_progress, scratch, on_estimate) -> dict:
@@ -103,12 +117,15 @@ def _served(choice, store, rows, on_progress, scratch, on_estimate) -> dict:
             durable = durable_ids(store.folder)
             todo = [row for row in rows if row.id not in durable]
             try:
-                _look_ahead(store, todo, lambda some: capture_to_store(server.url, scratch, some, store), on_estimate)
-                durable = durable_ids(store.folder)
+                estimate = _look_ahead(
+                    store, todo, lambda some: capture_to_store(server.url, scratch, some, store), on_estimate
+                )
+                began, durable = time.perf_counter(), durable_ids(store.folder)
                 before = sum(len(row.input_ids) for row in rows if row.id in durable)
                 report = capture_to_store(
                     server.url, scratch, rows, store, on_row=lambda so_far, n=before: on_progress(n + so_far.tokens)
                 )
+                seconds = time.perf_counter() - began
                 break
             except ServerGone:
                 if server.alive() or restarts == MOST_RESTARTS:
@@ -118,4 +135,4 @@ def _served(choice, store, rows, on_progress, scratch, on_estimate) -> dict:
     if report.errors:
         first = next(iter(report.errors.values()))
         raise ExtractionError(f"{len(report.errors)} of {len(rows)} rows could not be captured, the first: {first}")
-    return finish_store(store.folder, [row.id for row in rows])
+    return finish_store(store.folder, [row.id for row in rows]) | _told_and_taken(estimate, seconds)

@@ -50,7 +50,8 @@ def import_specforge(folder: str | Path, writer: FeatureWriter) -> ImportSummary
 
     Files are unpickled with weights_only. What stands behind the last trained token is cut: nothing that is trained
     sees it, and padding stands there. A file that cannot be used falls, with its reason; ForeignError when none can.
-    Padding on the left is told by its length alone: one to three such tokens are kept, as context.
+    Padding on the left lets a row fall where it is told by its length (from four tokens on) or by an attention mask;
+    one to three such tokens without a mask are kept, as the context that the target saw (foreign_read.py says why).
     """
     folder = Path(folder)
     files = sorted(path for path in folder.rglob("*") if path.name.endswith((".ckpt", ".ckpt.gz")))

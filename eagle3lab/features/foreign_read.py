@@ -17,7 +17,10 @@ from eagle3lab.features.slots import spans_to_mask
 
 SPECFORGE_KEYS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
 STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LEFT_PADDING = 4  # that many equal untrained tokens at the start are taken for padding on the left
+# That many equal untrained tokens at the start are taken for padding on the left. Fewer cannot be told from a template
+# that begins with a token twice (its own BOS behind the tokenizer's), and may not be cut: SpecForge 0.2.0 sends every
+# token of a row through the target without a mask, so that all later states were computed with these as context.
+LEFT_PADDING = 4
 
 
 class ForeignError(ValueError):
@@ -32,7 +35,11 @@ class ForeignRow(NamedTuple):
 
 
 def read_specforge(path: Path, aux_layers: int, hidden_size: int) -> ForeignRow:
-    """A .ckpt or .ckpt.gz, unpickled with weights_only. Raises ForeignError for anything but one row of these sizes."""
+    """A .ckpt or .ckpt.gz, unpickled with weights_only. Raises ForeignError for anything but one row of these sizes.
+
+    SpecForge stores no attention mask. Where a file has one, every token up to the last trained one must be in it: it
+    does not say whether the target kept to it, and so whether the states behind are of a row with these or without.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tensors = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -50,6 +57,10 @@ def read_specforge(path: Path, aux_layers: int, hidden_size: int) -> ForeignRow:
     mask_T = mask_T.bool()
     if T >= LEFT_PADDING and bool((ids_T[:LEFT_PADDING] == ids_T[0]).all()) and not bool(mask_T[:LEFT_PADDING].any()):
         raise ForeignError(f"it starts with {LEFT_PADDING} times token {int(ids_T[0])}: padded on the left?")
+    if torch.is_tensor(attention := tensors.get("attention_mask")):
+        left_out_T = _shaped("attention_mask", attention, T) == 0
+        if bool((left_out_T & mask_T.flip(0).cummax(0).values.flip(0)).any()):
+            raise ForeignError("its attention_mask leaves out tokens before the last trained one: padded on the left?")
     return ForeignRow(ids_T, mask_T, aux_TD.view(T, aux_layers, hidden_size), last_TH)
 
 

@@ -123,6 +123,9 @@ def test_every_row_is_accounted_for(smoke_chain):
     results = smoke_chain.read("extraction", "results.json")
     assert results["tokens"] == sum(len(row["input_ids"]) for row in corpus)
     assert (results["train_rows"], results["heldout_rows"]) == (60, 16)
+    rest = [row for i, row in enumerate(corpus) if i % 4 or i > 60]  # the estimate's sample: 16 of 76 rows
+    assert (results["rest"]["rows"], results["rest"]["tokens"]) == (60, sum(len(row["input_ids"]) for row in rest))
+    assert set(results["rest"]) == {"rows", "tokens", "estimated_s", "seconds"}
     trained = {row["id"] for row in corpus if row["split"] == "train"}
     assert smoke_chain.read("training", "results.json")["rows"] == len(trained) == 60
 

@@ -11,6 +11,7 @@ from eagle3lab.engines.embedded import EmbeddedEngine
 from eagle3lab.engines.extract import CaptureRow, StoreSpec, extract
 from eagle3lab.engines.live import open_features
 from eagle3lab.engines.sglang.capture import CaptureReport
+from eagle3lab.features import estimate as estimate_module
 from eagle3lab.features.estimate import SAMPLE_ROWS
 from eagle3lab.features.layout import DiskFullError, quarantine_folder
 from eagle3lab.features.live import write_plan
@@ -66,6 +67,47 @@ def test_the_estimate_costs_no_row_twice_and_changes_no_state(choice, tmp_path, 
     for row_id in stores[0].ids:
         a, b = (store.row(row_id).aux_TAH.float() for store in stores)
         torch.testing.assert_close(a, b, rtol=2**-3, atol=1e-3)  # another batch: a step of the codec at most
+
+
+class Clock:
+    """Stands in for `time`: it goes on when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (extract_module, estimate_module):
+            monkeypatch.setattr(module, "time", self)
+
+    def perf_counter(self):
+        return self.now
+
+
+def mixed():
+    """Rows of 4 to 60 tokens; those of the sample, the first of every six, are short."""
+    found = []
+    for i in range(96):
+        n = 4 + i % 3 if i % 6 == 0 else 10 + i * 11 % 50
+        found.append(CaptureRow(f"r{i}", [1 + i % 7] * n, [[1, n]]))
+    return found, sum(len(row.input_ids) for i, row in enumerate(found) if i % 6)
+
+
+def test_what_the_rest_takes_stands_beside_what_was_foretold(choice, tmp_path, monkeypatch):
+    """A machine of 40 tokens a second, that is 15 s late at the start."""
+    clock, own = Clock(monkeypatch), EmbeddedEngine.capture
+
+    def capture(self, rows, batch_tokens):
+        clock.now += 15 * (clock.now == 0)
+        for features in own(self, rows, batch_tokens):
+            clock.now += len(features.input_ids_T) / 40
+            yield features
+
+    monkeypatch.setattr(EmbeddedEngine, "capture", capture)
+    rows, rest = mixed()
+    assert rest > 4 * 5 * 80  # by rows, the sample would say a quarter of this
+    found = extract(choice, spec(tmp_path), rows, 64, on_estimate=lambda _: None)["rest"]
+    assert (found["rows"], found["tokens"]) == (80, rest)
+    assert found["estimated_s"] == pytest.approx(rest / 40, abs=0.02)
+    assert found["seconds"] == pytest.approx(rest / 40, abs=0.02)
+    assert "rest" not in extract(choice, spec(tmp_path), rows, 64, on_estimate=lambda _: None)  # nothing is missing
 
 
 def test_a_disk_that_is_too_small_is_refused_before_the_bulk(choice, tmp_path, captured, monkeypatch):
@@ -144,7 +186,7 @@ class StandIn:
 
     url, log = "http://127.0.0.1:1", None
 
-    def __init__(self, *_):
+    def __init__(self):
         self.sessions = []
 
     def __enter__(self):
@@ -164,6 +206,7 @@ class StandIn:
             states = torch.randn(n, 3, HIDDEN), torch.randn(n, HIDDEN)
             writer.add(row.id, row.input_ids, row.loss_spans, *states, row.split, row.set)
             report.tokens += n
+            self.clock.now += n / 40
             if on_row is not None:
                 on_row(report)
         writer.close()
@@ -173,6 +216,7 @@ class StandIn:
 @pytest.fixture
 def served(choice, monkeypatch):
     server = StandIn()
+    server.clock = Clock(monkeypatch)
     monkeypatch.setattr(extract_module, "SGLangServer", lambda *_: server)
     monkeypatch.setattr(extract_module, "capture_to_store", server.capture)
     return EngineChoice("sglang", choice.target, "float32", frozenset(), device="cpu"), server
@@ -185,6 +229,10 @@ def test_a_server_is_looked_at_by_a_sample_too(served, tmp_path):
     assert [len(session) for session in server.sessions] == [1, SAMPLE_ROWS - 1, ROWS - SAMPLE_ROWS]
     assert sorted(sum(server.sessions, [])) == sorted(row.id for row in rows())
     assert told[0].rows == ROWS - SAMPLE_ROWS and info["rows"] == ROWS
+    lengths = {row.id: len(row.input_ids) for row in rows()}
+    rest = sum(lengths[row_id] for row_id in server.sessions[-1])
+    seconds = pytest.approx(rest / 40, abs=0.02)
+    assert info["rest"] == {"rows": ROWS - SAMPLE_ROWS, "tokens": rest, "estimated_s": seconds, "seconds": seconds}
     assert progress == sorted(progress) and progress[-1] == info["tokens"]
 
 

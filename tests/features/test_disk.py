@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from eagle3lab.features import estimate as estimate_module
 from eagle3lab.features import store as store_module
 from eagle3lab.features.estimate import SAMPLE_ROWS, StoreEstimate, estimate_by_sample
 from eagle3lab.features.layout import DiskFullError, FeatureStoreError
@@ -174,6 +175,24 @@ def test_the_estimate_is_what_the_rest_of_the_store_takes(tmp_path, codec):
     assert taken * 0.9 < estimate.bytes < taken * 1.25
     assert estimate.hours == pytest.approx(estimate.tokens / estimate.tokens_per_second / 3600)
     assert len(FeatureStore(tmp_path) if writer.close() else ()) == 200  # the sample's rows stayed
+
+
+def test_hours_go_by_tokens_and_the_first_pass_is_left_out(tmp_path, monkeypatch):
+    """160 rows: those of the sample, every tenth, have 5 tokens, the others 5 to 33. A token takes 0.25 s, the first
+    pass 100 s more, a shard 2 s. By rows the rest would take a fourth of what it takes by tokens."""
+    now, lengths = 0.0, [5 if n % 10 == 0 else 5 + n * 7 % 35 for n in range(160)]
+    rows = [SimpleNamespace(id=str(n), input_ids=[1] * length, loss_spans=[]) for n, length in enumerate(lengths)]
+    monkeypatch.setattr(estimate_module, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def capture(some):
+        nonlocal now
+        now += sum(len(row.input_ids) for row in some) * 0.25 + 2 + 100 * (now == 0)
+
+    estimate = estimate_by_sample(tmp_path, rows, capture, "bf16", 3, HIDDEN)
+    rest = sum(length for n, length in enumerate(lengths) if n % 10)
+    assert (estimate.rows, estimate.tokens) == (144, rest) and rest > 3.9 * 5 * 144
+    assert estimate.hours * 3600 == pytest.approx(rest * (0.25 + 2 / 75))  # 15 rows of 5 tokens in the sample's shard
+    assert estimate.tokens_per_second == pytest.approx(75 / (75 * 0.25 + 2))
 
 
 def test_the_sample_is_spread_over_the_rows(tmp_path):

@@ -1,6 +1,7 @@
 """Files of a foreign dump that have the right number of values and mean something else; dumps not read on."""
 
 import errno
+from contextlib import closing
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 from eagle3lab.features import store as store_module
 from eagle3lab.features.foreign import ForeignError, import_specforge, import_speculators
 from eagle3lab.features.layout import DiskFullError
+from eagle3lab.features.store import FeatureStore
 from tests.features.rows import HIDDEN, make_row
 from tests.features.test_foreign import save_specforge, specforge_tensors, speculators_tensors, writer_of
 
@@ -46,6 +48,33 @@ def test_what_would_be_read_as_something_else_falls(tmp_path, change, word):
     summary = import_specforge(tmp_path / "dump", writer_of(tmp_path / "store"))
     assert summary.rows == 1 and [row["id"] for row in summary.fallen] == ["a_wrong"]
     assert word in summary.fallen[0]["reason"]
+
+
+@pytest.mark.parametrize("padding", [1, 3])
+def test_short_padding_on_the_left_is_told_by_a_mask_alone(tmp_path, padding):
+    """Without one it is what the target saw before the row; with one that has all tokens, too."""
+    good, dump = specforge_tensors(3, padding=2), tmp_path / "dump"
+    left = {
+        "input_ids": torch.cat([torch.zeros(padding, dtype=torch.long), good["input_ids"]]),
+        "loss_mask": torch.cat([torch.zeros(padding, dtype=torch.long), good["loss_mask"]]),
+        "hidden_state": torch.cat([torch.ones(1, padding, HIDDEN).bfloat16(), good["hidden_state"]], 1),
+        "aux_hidden_state": torch.cat([torch.ones(1, padding, 3 * HIDDEN).bfloat16(), good["aux_hidden_state"]], 1),
+    }
+    seen_T = torch.ones(padding + T3 + 2, dtype=torch.long)
+    right_T, left_T, hole_T = seen_T.clone(), seen_T.clone(), seen_T.clone()
+    right_T[-2:], left_T[:padding], hole_T[padding + T3 - 1] = 0, 0, 0
+    masks = {"all": seen_T, "right": right_T[None], "left": left_T, "hole": hole_T.bool(), "short": seen_T[1:]}
+    for name, mask_T in masks.items():
+        save_specforge(dump / f"{name}.ckpt", {**left, "attention_mask": mask_T})
+    save_specforge(dump / "none.ckpt", left)
+    with closing(writer_of(tmp_path / "store")) as writer:
+        summary = import_specforge(dump, writer)
+    reasons = {row["id"]: row["reason"] for row in summary.fallen}
+    assert sorted(reasons) == ["hole", "left", "short"] and "attention_mask has shape" in reasons["short"]
+    assert all("attention_mask leaves out tokens before the last trained" in reasons[name] for name in ("hole", "left"))
+    for row in FeatureStore(tmp_path / "store").rows():
+        assert torch.equal(row.input_ids_T, left["input_ids"][: padding + T3])
+        assert torch.equal(row.aux_TAH.flatten(1), left["aux_hidden_state"][0, : padding + T3])
 
 
 def test_two_files_of_one_id_are_told_apart_from_a_row_stored_before(tmp_path):
