@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from eagle3lab.features.layout import told_when_full
 from eagle3lab.workbench.files import atomic_folder, read_json, write_json_atomic
 
 SUMS = "crc32.json"
@@ -22,8 +23,8 @@ class StateError(ValueError):
 
 
 def write_sealed(folder: Path, tensors_name: str, tensors: dict, facts_name: str, facts: dict) -> None:
-    """Writes the folder whole or not at all: tensors (safetensors), facts (JSON), and their sums."""
-    with atomic_folder(folder) as part:
+    """Writes the folder whole or not at all: tensors (safetensors), facts (JSON), and their sums. DiskFullError."""
+    with told_when_full(folder.parent), atomic_folder(folder) as part:
         save_file(tensors, part / tensors_name)
         write_json_atomic(part / facts_name, facts)
         write_json_atomic(part / SUMS, {name: crc32_of(part / name) for name in (tensors_name, facts_name)})

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from eagle3lab.features.index import NUMBERS, WORDS, Index
 from eagle3lab.workbench.files import atomic_path, read_json
 
@@ -46,13 +48,20 @@ class DiskFullError(FeatureStoreError):
     """There is no room for what has to be written."""
 
 
+def says_full(error: BaseException) -> bool:
+    """Does an error mean that the disk is full. safetensors has the system's number in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return isinstance(error, SafetensorError) and any(f"(os error {number})" in str(error) for number in FULL)
+
+
 @contextmanager
 def told_when_full(folder: Path) -> Iterator[None]:
     """Raises DiskFullError in the place of what the file system says when the disk is full."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except (OSError, SafetensorError) as error:
+        if not says_full(error):
             raise
         free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
         raise DiskFullError(

@@ -16,7 +16,6 @@ from eagle3lab.features.finish import finish_store
 from eagle3lab.features.index import Index
 from eagle3lab.features.layout import (
     FORMAT,
-    FULL,
     PLAN,
     STORE,
     DiskFullError,
@@ -32,6 +31,7 @@ from eagle3lab.features.layout import (
     read_index,
     read_manifest,
     read_parts,
+    says_full,
     shard_is_whole,
     shard_name,
     shard_number,
@@ -173,7 +173,7 @@ class FeatureWriter:
             self.manifest["shards"] = shards
             path.unlink(missing_ok=True)
             os.truncate(index, index_bytes)
-            if isinstance(error, OSError) and error.errno in FULL:
+            if says_full(error):
                 raise self._disk_full() from error
             raise
         self._number += 1

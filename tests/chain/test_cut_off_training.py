@@ -130,9 +130,7 @@ def test_an_interrupted_training_of_two_processes_leaves_none_behind_and_goes_on
     process = training.start("--only", "training")
     training.wait_for_checkpoint(0, process)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert (
-        sum("eagle3lab.draft.train_job" in child.cmdline() for child in children) == 3
-    )  # torchrun and its two
+    assert sum("eagle3lab.draft.train_job" in child.cmdline() for child in children) == 3  # torchrun and its two
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and training.record["state"] == "interrupted", output

@@ -1,8 +1,6 @@
 """A file system of a few hundred kilobytes: the kernel itself says that there is no room, wherever that comes."""
 
 import shutil
-import subprocess
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -15,38 +13,9 @@ from eagle3lab.features.verify import set_damaged_aside
 from eagle3lab.workbench.files import read_json
 from tests.features.rows import AUX_LAYERS, FINGERPRINT, HIDDEN, make_row, write_rows
 from tests.features.test_disk import assert_whole, capture_into, corpus
+from tests.small_disk import mounted
 
 COUNT, SHARD_TOKENS, PAGE = 120, 150, 4096  # tmpfs gives out whole pages
-
-
-class SmallDisk:
-    """A tmpfs. Sizes are bytes."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def resize(self, size):
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], check=True)
-
-    def used(self):
-        return shutil.disk_usage(self.folder).used
-
-
-@contextmanager
-def mounted(folder, size):
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount` here")
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
-    try:
-        yield SmallDisk(folder)
-    finally:
-        # lazy: what a failed test still holds open must not keep it mounted
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture
