@@ -5,7 +5,7 @@ trained on, and the held-out ones, measure the accept length (simulated greedy c
 Seeds are paired: the same start weights and order of rows for every codec.
 Usage: python -m benchmarks.codecs runs/<inference run>/corpus.parquet --work runs/codecs
 Results are one JSON line each in <work>/results.jsonl, with their setting; a run that was cut off goes on after the
-last of them.
+last of them. README tells dev/codecs.jsonl.
 """
 
 import argparse
