@@ -19,7 +19,7 @@ from eagle3lab.draft.alone import alone
 from eagle3lab.draft.diverged import TrainingDiverged
 from eagle3lab.draft.train import Trainer
 from eagle3lab.draft.train_job import LAUNCHER, STREAM, TrainJob
-from eagle3lab.workbench.files import read_json
+from eagle3lab.workbench.files import iter_jsonl, read_json
 
 LOG, CONFIG, LOCK = "processes.log", "job.json", ".launch.lock"
 POLL = 0.1  # seconds between two looks at the stream
@@ -30,15 +30,19 @@ class JobFailed(RuntimeError):
     """The processes of a job ended with an error. The message holds it, or the end of their log."""
 
 
-def train(job: TrainJob, trainer: Trainer, processes: int = 1) -> Iterator[dict]:
+def train(job: TrainJob, trainer: Trainer, processes: int = 1, after: int = 0) -> Iterator[dict]:
     """Metric rows of the job in this process (`trainer`, made by the job), or in several; `trainer` then takes over
-    the weights they left. RuntimeError, before anything in the folder is read or touched, when another trains there."""
+    the weights they left. after: step of the last row that the caller has from an earlier start. RuntimeError, before
+    anything in the folder is read or touched, when another trains there."""
     if processes == 1:
         yield from job.run(trainer)
         return
     # the training's own lock is its first process's, which is not there yet when a launch makes its files anew
     with alone(Path(job.folder), LOCK):
         try:
+            # several processes write checkpoint and rows by themselves: who listened may have gone between the two
+            written = iter_jsonl(Path(job.folder) / STREAM, partial="skip")
+            yield from [row for row in written if after < row["step"] <= trainer.step]
             yield from launch(job, processes)
         finally:
             trainer.resume()

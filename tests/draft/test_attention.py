@@ -1,6 +1,7 @@
 """Attention of the training-time test: every kernel against explicit scores, and what each of them is told to see."""
 
 import itertools
+import shutil
 from unittest import mock
 
 import pytest
@@ -128,6 +129,9 @@ def test_where_every_slot_is_an_anchor_the_tiles_are_those_of_torch(lengths):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.cpu._is_avx2_supported() or not shutil.which("g++"), reason="needs AVX2 and a C++ compiler"
+)
 @torch.no_grad()
 def test_a_compiled_kernel_sees_by_our_tiles():
     """More than one tile of anchors and of slots. On a CPU torch 2.13 compiles flex_attention for fixed shapes, without

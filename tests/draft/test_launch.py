@@ -1,10 +1,12 @@
 """A launched training has its folder to itself: a second one is refused before it touches anything there."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,17 @@ def test_a_launch_into_the_folder_of_another_process_is_refused_and_touches_noth
     finally:
         other.communicate("\n")
     assert kept(tmp_path) == dict.fromkeys((STREAM, LOG, CONFIG, "failure-1.json"), b"of the first\n")
+
+
+def test_rows_that_nobody_heard_come_first(job, tmp_path):
+    """Written, and followed by a checkpoint, when the listener was interrupted: only those, and no half a line."""
+    lines = [json.dumps({"step": step}) for step in (10, 20, 30, 40)]
+    (tmp_path / STREAM).write_text("\n".join(lines) + '\n{"step": 3')
+    trainer = SimpleNamespace(step=30, resume=lambda: None)
+    rows = train(dataclasses.replace(job, folder=tmp_path), trainer, 2, after=10)
+    assert [next(rows), next(rows)] == [{"step": 20}, {"step": 30}]
+    rows.close()
+    assert not (tmp_path / CONFIG).exists()  # nothing was launched yet
 
 
 def test_one_process_holds_a_folder_once_and_others_at_the_same_time(tmp_path):
